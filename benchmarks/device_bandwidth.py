@@ -6,14 +6,13 @@
 ResNet-18's parameters. The device sleeps while the host queues a call, so no time of the host counts. The fastest an op
 can be is the time for copying as many bytes as it reads and writes, or, of products, the time for their operations on
 tensor cores. Results are written after each number of clients. ``--device cpu`` tries the program. ``--only`` takes one
-op alone, and names the files after it; with FL_LIGHTNING_WGMMA=1 they say so, too.
+op alone, and names the files after it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -189,18 +188,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"), help="folder for the results")
     arguments = parser.parse_args()
     device, shape = torch.device(arguments.device), shapes(arguments.quick)[-1]
-    asked = os.environ.get("FL_LIGHTNING_WGMMA") == "1"
     best, repeats = rates(device, arguments.quick), 1 if arguments.quick else REPEATS
     environment = facts(device) | {
         "shape": f"{shape.name}: {shape.columns} parameters, {shape.layers} layers",
-        "kernels asked for": "FL_LIGHTNING_WGMMA=1" if asked else "none",
         "copy": f"{best.copy / 1e12:.3f} TB/s, read and written",
         "tensor cores": ", ".join(f"{name} {rate / 1e12:.0f} TFLOP/s" for name, rate in best.tensor_cores.items()),
     }
     head = ["# Ops on a device", "", *(f"- {name}: {value}" for name, value in environment.items()), "", HEAD]
     print("\n".join(head), flush=True)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    own = f"-{arguments.only}" * bool(arguments.only) + "-wgmma" * asked
+    own = f"-{arguments.only}" * bool(arguments.only)
     file = arguments.out / f"device-bandwidth{own}-{arguments.device}{'-quick' * arguments.quick}"
     lines: list[Line] = []
     for m in arguments.clients:

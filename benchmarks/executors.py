@@ -41,7 +41,7 @@ from fl_lightning.clients.base import CohortRunner, Executor
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.upload import Upload
 from fl_lightning.clients.workers.runner import ParallelRunner
-from fl_lightning.lightning.epoch_loop import ClientTask
+from fl_lightning.lightning.client_task import ClientTask
 
 WARM_UP = 1
 
@@ -77,9 +77,10 @@ class Alternate(CohortRunner):
         """In this process or a worker."""
         return self._workers.train(task) if self._parallel else self._clients.train(task)
 
-    def end_round(self) -> str | None:
+    def end_round(self) -> None:
         """Of either kind."""
-        return self._workers.end_round() if self._parallel else self._clients.check_plans()
+        if self._parallel:
+            self._workers.end_round()
 
     def close(self) -> None:
         """Ends the workers."""

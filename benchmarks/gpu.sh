@@ -7,7 +7,6 @@
 #     correct    every op on the device against float64 and against the reference, in captured graphs, on streams, and
 #                with more than 2^31 elements
 #     bandwidth  device time of every op as a share of what the device can do, and the FedLF step
-#                (both stages once more for layer_gram with FL_LIGHTNING_WGMMA=1)
 #     sanitize   compute-sanitizer's four tools on a small program that calls every path of every kernel
 #     train      every method for three rounds against the CPU, and rounds of W1 and W2 against a loop written by hand
 #     profile    Nsight Compute on the two ops that are the farthest from what is possible; after bandwidth
@@ -74,7 +73,7 @@ export FL_LIGHTNING_TEST_DEVICE=$device
 logs=build/gpu-$device
 mkdir -p "$logs" "$out"
 report=$out/gpu.md
-failed=0 small=()
+failed=0 small=() running=()
 ((quick)) && small=(--quick)
 
 # Runs a command or one of the functions below for so many seconds at most, its output in a log; adds a line to the
@@ -92,6 +91,16 @@ step() {
   line "$name" "$outcome" "$((SECONDS - start))" "${summary:-no summary; the log is $log}"
   ((status == 0)) || tail -n 15 "$log"
   return "$status"
+}
+# The same while the next steps run. What is timed has the device to itself: together waits for all of these first.
+beside() {
+  step "$@" &
+  running+=($!)
+}
+together() {
+  local pid
+  for pid in "${running[@]}"; do wait "$pid" || failed=1; done
+  running=()
 }
 line() { echo "| $stage | $1 | $2 | $3 | $4 |" | tee -a "$report"; }
 left_out() {
@@ -128,30 +137,26 @@ correct() {
   local which='cuda or graph' seeded='gpu'
   [[ $device == cpu ]] && which='compiled or graph'
   ((quick)) && which='(compiled and same_bits_again and not threads and combine) or (graph and combine and bfloat16)'
-  step 'ops' 330 "$counts" "${pytest[@]}" "${parallel[@]}" -m 'not slow and not process' -k "$which" tests/ops
+  beside 'ops' 330 "$counts" "${pytest[@]}" "${parallel[@]}" -m 'not slow and not process' -k "$which" tests/ops
   if ((!quick)); then
-    step 'layer_gram by wgmma' 90 "$counts" env FL_LIGHTNING_WGMMA=1 "${pytest[@]}" "${parallel[@]}" \
-      -m 'not slow and not process' -k "($which) and (products or gram or shares)" tests/ops
-    step 'random generators' 40 "$counts" "${pytest[@]}" -k "$seeded" tests/core/test_seeding.py
-    step 'more than 2^31 elements' 200 "$counts" "${pytest[@]}" -m slow -k "more_elements and $which" tests/ops/test_kernel_runs.py
+    beside 'random generators' 60 "$counts" "${pytest[@]}" -k "$seeded" tests/core/test_seeding.py
+    beside 'more than 2^31 elements' 200 "$counts" "${pytest[@]}" -m slow -k "more_elements and $which" tests/ops/test_kernel_runs.py
   fi
+  together
 }
 
 bandwidth() {
   local clients=()
   ((quick)) && clients=(--clients 3)
   step 'every op' 360 'targets are met' "$PYTHON" -m benchmarks.device_bandwidth --device "$device" --out "$out" "${small[@]}" "${clients[@]}"
-  ((quick)) || clients=(--clients 33 40 64 80 100)
-  step 'layer_gram by wgmma' 90 'targets are met' env FL_LIGHTNING_WGMMA=1 "$PYTHON" -m benchmarks.device_bandwidth \
-    --device "$device" --out "$out" --only layer_gram "${small[@]}" "${clients[@]}"
   step 'FedLF step' 120 'target' "$PYTHON" -m benchmarks.device_step --device "$device" --out "$out" "${small[@]}"
 }
 
 # Without torch's caching allocator every tensor ends where its memory ends.
 sanitize() {
   local program=("$PYTHON" -m benchmarks._gpu.every_path --device "$device") tool ours
-  export PYTORCH_NO_CUDA_MEMORY_CACHING=1 FL_LIGHTNING_WGMMA=1
-  step 'no tool' 60 '^called' "${program[@]}"
+  export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+  beside 'no tool' 60 '^called' "${program[@]}"
   for tool in memcheck racecheck synccheck initcheck; do
     if [[ $device == cpu ]]; then
       left_out "$tool" 'there is no GPU'
@@ -163,17 +168,18 @@ sanitize() {
       ours=(--kernel-name kns=fl_lightning)
       [[ $tool == initcheck ]] && ours=()
       [[ $tool == memcheck ]] && ours+=(--report-api-errors no)
-      step "$tool" 130 'ERROR SUMMARY|RACECHECK SUMMARY|[Ee]rror' compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      beside "$tool" 260 'ERROR SUMMARY|RACECHECK SUMMARY|[Ee]rror' compute-sanitizer --tool "$tool" --error-exitcode 9 \
         --print-limit 20 "${ours[@]}" "${program[@]}"
     fi
   done
-  unset PYTORCH_NO_CUDA_MEMORY_CACHING FL_LIGHTNING_WGMMA
+  together
+  unset PYTORCH_NO_CUDA_MEMORY_CACHING
 }
 
 train() {
   local which='fit'
   ((quick)) && which='fit and (FedLF or FedBN)'  # the latter has a network of its own
-  step 'every method' 300 "$counts" "${pytest[@]}" "${parallel[@]}" -k "$which" tests/fit/test_gpu.py
+  step 'every method' 200 "$counts" "${pytest[@]}" "${parallel[@]}" -k "$which" tests/fit/test_gpu.py
   step 'rounds' 280 '^\|.*(yes|no)' "$PYTHON" -m benchmarks.device_rounds --device "$device" --out "$out" "${small[@]}"
 }
 

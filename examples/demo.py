@@ -35,18 +35,24 @@ class Run:
     """What one method did."""
 
     name: str
-    fairness: fl.callbacks.FairnessCurve
-    conflicts: fl.callbacks.ConflictSummary
     record: fl.report.FitRecord
     final: fl.EvaluationRecord
     seconds: float
+
+    @property
+    def curves(self) -> fl.report.MetricSeries:
+        """The clients' accuracy over the rounds."""
+        return next(series for series in self.record.metrics if series.metric == "val_acc")
+
+    def last(self, name: str) -> float:
+        """The mean of a number over the last rounds."""
+        return fmean(value for value in self.curves.summaries[name][-LAST:] if value is not None)
 
 
 def train(algorithm: fl.algorithms.ServerRule, out: Path, rounds: int, seed: int) -> Run:
     """Federates the digits project with one method."""
     name = type(algorithm).__name__
     torch.manual_seed(seed)
-    fairness, conflicts = fl.callbacks.FairnessMonitor(), fl.callbacks.ConflictMonitor()
     recorder = fl.callbacks.FitRecorder()
     data = fl.FederatedDataModule(Digits(), fl.data.Pathological(CLIENTS, CLASSES_EACH), seed=seed)
     strategy = fl.FederatedStrategy(algorithm, clients_per_round=PER_ROUND, seed=seed)
@@ -55,7 +61,7 @@ def train(algorithm: fl.algorithms.ServerRule, out: Path, rounds: int, seed: int
         strategy=strategy,
         accelerator="cpu",
         logger=CSVLogger(out, name=name, version=""),
-        callbacks=[fairness, conflicts, recorder, fl.callbacks.ClientTable(), OneBar()],
+        callbacks=[recorder, fl.callbacks.ClientTable(), OneBar()],
         enable_checkpointing=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
@@ -63,9 +69,7 @@ def train(algorithm: fl.algorithms.ServerRule, out: Path, rounds: int, seed: int
     began = time.perf_counter()
     trainer.fit(DigitClassifier(lr=LR), data)
     assert strategy.last_evaluation is not None
-    seconds = time.perf_counter() - began
-    summary, final = conflicts.summary(), strategy.last_evaluation
-    return Run(name, fairness.curves("val_acc"), summary, recorder.record, final, seconds)
+    return Run(name, recorder.record, strategy.last_evaluation, time.perf_counter() - began)
 
 
 class OneBar(TQDMProgressBar):
@@ -102,16 +106,21 @@ def client_table(runs: list[Run]) -> str:
 def comparison(runs: list[Run]) -> str:
     """Means over the last rounds, side by side."""
     rows = [
-        ("mean accuracy", [fmean(run.fairness.mean[-LAST:]) for run in runs]),
-        ("fairness angle (rad)", [fmean(run.fairness.angle[-LAST:]) for run in runs]),
-        ("worst 10 %", [fmean(run.fairness.worst_10[-LAST:]) for run in runs]),
-        ("conflicts per round, model", [run.conflicts.model for run in runs]),
-        ("conflicts per round, all layers", [sum(run.conflicts.layers.values()) for run in runs]),
-        ("rounds merged or flagged", [run.conflicts.merged_or_flagged for run in runs]),
+        ("mean accuracy", [run.last("mean") for run in runs]),
+        ("fairness angle (rad)", [run.last("angle") for run in runs]),
+        ("worst 10 %", [run.last("worst_10") for run in runs]),
+        ("conflicts per round, model", [fmean(run.record.rounds.conflicts) for run in runs]),
+        ("conflicts per round, all layers", [layer_conflicts(run.record) for run in runs]),
         ("seconds", [run.seconds for run in runs]),
     ]
     head = f"{f'last {LAST} rounds':32}" + "".join(f"{run.name:>9}" for run in runs)
     return "\n".join([head] + [f"{name:32}" + "".join(f"{v:9.3f}" for v in values) for name, values in rows])
+
+
+def layer_conflicts(record: fl.report.FitRecord) -> float:
+    """Clients in conflict per round, added up over the layers."""
+    assert record.layer_conflicts is not None
+    return sum(map(sum, record.layer_conflicts.totals)) / len(record.rounds)
 
 
 def draw(runs: list[Run], path: Path) -> None:
@@ -122,8 +131,9 @@ def draw(runs: list[Run], path: Path) -> None:
     for shift, run in zip((-0.2, 0.2), runs, strict=True):
         places = torch.arange(len(order)) + shift
         clients.bar(places.numpy(), run.final.values["val_acc"][order].numpy(), 0.4, color=COLOURS[run.name])
-        mean.plot(run.fairness.rounds, run.fairness.mean, color=COLOURS[run.name], label=run.name)
-        angle.plot(run.fairness.rounds, run.fairness.angle, color=COLOURS[run.name], label=run.name)
+        curves = run.curves
+        mean.plot(curves.rounds, curves.summaries["mean"], color=COLOURS[run.name], label=run.name)
+        angle.plot(curves.rounds, curves.summaries["angle"], color=COLOURS[run.name], label=run.name)
     clients.set_xticks(range(len(order)), [str(runs[0].final.client_ids[i]) for i in order], fontsize=7)
     clients.set(title="accuracy of each client", xlabel="client, worst under FedAvg first", ylim=(0, 1.02))
     mean.set(title="mean accuracy", xlabel="round", ylim=(0, 1.02))

@@ -62,6 +62,23 @@ def make_cohort(
     )
 
 
+def elsewhere(device, cohort):
+    """The same cohort with its parameters and rows on a remote device; the rest comes from the CPU, as in a fit."""
+    companions = {name: device.put(matrix.rows) for name, matrix in cohort.companions.items()}
+    return make_cohort(
+        device.put(cohort.updates.rows),
+        cohort.losses,
+        cohort.client_ids,
+        cohort.round,
+        cohort.updates.layout,
+        cohort.client_lr,
+        losses_at=cohort.losses_at,
+        params=device.put(cohort.params),
+        extras=cohort.extras,
+        companions={name: UpdateMatrix(rows, cohort.updates.layout) for name, rows in companions.items()},
+    )
+
+
 def switched(rule, **switches):
     """The rule with some of its private switches set, which its ``reading`` sets together."""
     for name, value in switches.items():

@@ -15,13 +15,18 @@ from torch.utils.data import DataLoader, Subset
 
 import fl_lightning as fl
 from fl_lightning.clients.buffers import BufferBank
-from fl_lightning.core.aligned import stacked_rows
+from fl_lightning.core.aligned import empty_rows
 from fl_lightning.fit.checks import paired_client_rule
 
 
 def wired(message: Any) -> Any:
     """A message as it arrives: written to a file of plain tensors and read from it."""
     return type(message)(**reload(vars(message)))
+
+
+def stacked(vectors: Sequence[Tensor]) -> Tensor:
+    """Rows as a fit has them."""
+    return torch.stack(list(vectors), out=empty_rows(len(vectors), vectors[0]))
 
 
 def own_loader(client_id: int, data: fl.FederatedDataModule) -> DataLoader:
@@ -109,7 +114,7 @@ class Federation:
 
         cohort_of_round = fl.Cohort(
             params=self.params,
-            updates=fl.UpdateMatrix(stacked_rows([message.update for message in counted]), self.layout),
+            updates=fl.UpdateMatrix(stacked([message.update for message in counted]), self.layout),
             losses=None if counted[0].loss is None else [message.loss for message in counted],
             sizes=[message.size for message in counted],
             client_ids=ids,
@@ -119,7 +124,7 @@ class Federation:
             num_samples=self._num_samples,
             extras={name: torch.stack([message.extras[name] for message in counted]) for name in counted[0].extras},
             companions={
-                name: fl.UpdateMatrix(stacked_rows([message.companions[name] for message in counted]), self.layout)
+                name: fl.UpdateMatrix(stacked([message.companions[name] for message in counted]), self.layout)
                 for name in counted[0].companions
             },
             losses_at=losses_at,

@@ -7,7 +7,7 @@ A test that takes ``call`` from ``every`` gives an op tensors on the CPU and get
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -28,8 +28,12 @@ class Implementation(NamedTuple):
     find: Callable[[str], Callable[..., Any]]
     device: str
 
+    def moved(self, arguments: Sequence[Any]) -> list[Any]:
+        """Arguments of an op with their tensors on the device, but for offsets and the like."""
+        return [a.to(self.device) if torch.is_tensor(a) and a.dtype != torch.int64 else a for a in arguments]
+
     def __call__(self, op: str, *arguments: Any, **options: Any) -> Any:
-        moved = [a.to(self.device) if torch.is_tensor(a) and a.dtype != torch.int64 else a for a in arguments]
+        moved = self.moved(arguments)
         result = self.find(op)(*moved, **options)
         if op in CHANGED:
             arguments[CHANGED[op]].copy_(moved[CHANGED[op]])

@@ -8,10 +8,6 @@ from support import Classifier, fresh, train, weights
 
 OLD = torch.__version__ < torch.torch_version.TorchVersion("2.10")
 """BatchNorm is a call that no plan can repeat."""
-SETS_DATA = torch.__version__ < torch.torch_version.TorchVersion("2.14")
-"""An assignment to .data is set_, made when a program is written."""
-OTHER_WORDS = torch.__version__ < torch.torch_version.TorchVersion("2.15")
-"""TorchDynamo names other reasons."""
 
 
 def both(caplog, module=Classifier, rounds=3, options=None, **strategy):

@@ -126,6 +126,22 @@ class Classifier(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.hparams.lr, momentum=self.hparams.momentum)
 
 
+class Adapted(Classifier):
+    """Frozen but for two factors of LoRA, which have the names that PEFT gives them."""
+
+    def __init__(self, rank: int = 2, **options: Any) -> None:
+        super().__init__(**options)
+        for parameter in self.requires_grad_(False).parameters():  # the same on all sides, whatever the seed
+            parameter.uniform_(-0.3, 0.3, generator=torch.Generator().manual_seed(0))
+        layer = self.net[0]
+        layer.lora_A = nn.ModuleDict({"default": nn.Linear(layer.in_features, rank, bias=False)})
+        layer.lora_B = nn.ModuleDict({"default": nn.Linear(rank, layer.out_features, bias=False)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self.net[0]
+        return self.net[1:](layer(x) + layer.lora_B["default"](layer.lora_A["default"](x)))
+
+
 class Manual(Classifier):
     """Steps by itself, and returns no loss."""
 

@@ -20,9 +20,9 @@ from fl_lightning import ops
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 SIZES = (300, 0, 3, 2474)
-# Of the direct kernel each size, tiles, tiles in several blocks, tensor cores in one block and in several. With
-# FL_LIGHTNING_WGMMA=1, 34 and 66 rows of float32 have one warpgroup and two; 106 are too many for that kernel.
-ROWS = (1, 4, 7, 9, 11, 16, 17, 34, 66, 106)
+# Of the direct kernel each size, tiles, tiles in several blocks, tensor cores in one block and in several. On Hopper 18
+# to 128 have each kernel for warpgroups once.
+ROWS = (1, 4, 7, 9, 11, 16, 18, 27, 34, 61, 66, 106, 113, 130)
 SOLVED = (1, 2, 3, 40, 74, 170)  # 74 ask for shared memory beyond 48 KB; of 170 the numbers do not fit any
 PROJECTED = (3, 40, 257)  # 257: the first whose numbers do not fit shared memory
 

@@ -80,7 +80,7 @@ def vector_form(cohort: Cohort, solve: Oracle) -> Tensor:
     """What FedLF does without history, on the rows themselves: per layer rows of equal length, the fair row, a QP."""
     losses = cohort.known_losses
     weights = fair_weights(losses)
-    if not weights.any():
+    if weights is None:
         raise ValueError(f"losses must differ, found {losses.tolist()}")
     parts = []
     for start, stop in pairwise(cohort.updates.layout.layer_starts):

@@ -131,7 +131,7 @@ def pack_runs(chosen: Suite, arguments: argparse.Namespace) -> None:
 def write_tables(chosen: Suite, arguments: argparse.Namespace) -> None:
     """Writes a suite's tables beside its packed file, and draws them."""
     folder, standing = arguments.out / chosen.name, standing_of(chosen, arguments.out)
-    draw(standing.rows, standing.plan.reference, folder.with_suffix(".png"))
+    draw(standing.rows, standing.plan.methods[0], folder.with_suffix(".png"))
     text = tables(standing, read_traffic(folder))
     folder.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)

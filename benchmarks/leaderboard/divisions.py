@@ -14,14 +14,14 @@ from pathlib import Path
 import fl_lightning as fl
 from benchmarks.leaderboard.methods import REFERENCE, UNIFORM
 from benchmarks.leaderboard.records import finished
-from benchmarks.leaderboard.standing import ACCURACY, Standing
+from benchmarks.leaderboard.standing import ACCURACY, Standing, seconds_of_run
 from benchmarks.leaderboard.suites import TUNING_SEEDS, Suite
-from fl_lightning.comparison.fitted import Fitted
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.project import ObjectProject
 from fl_lightning.comparison.runner import Runner
-from fl_lightning.comparison.summary import MethodSummary
+from fl_lightning.report import FitRecord
 from fl_lightning.report.conclusion import LOCAL
+from fl_lightning.report.summary import MethodSummary
 
 METHODS = (REFERENCE, UNIFORM, "AFL", "FedFV", "FedMDFG", "FedLF")
 ALONE = ("Ditto, lambda 0", REFERENCE)
@@ -54,7 +54,7 @@ class Divisions:
                 yield from (Run(name, rates[name], seed, division) for name in names)
 
     @property
-    def results(self) -> dict[Run, Fitted]:
+    def results(self) -> dict[Run, FitRecord]:
         """What the finished runs have left."""
         found = {**self._suite.finished, **finished(self.folder)}
         return {run: found[run.key] for run in self.runs() if run.key in found}
@@ -71,7 +71,7 @@ class Divisions:
     @property
     def alone(self) -> MethodSummary | None:
         """What clients reach alone, on the divisions where that has run; ``None``: on none."""
-        results = {run: fitted for run, fitted in self.results.items() if run.method == LOCAL}
+        results = {run: record for run, record in self.results.items() if run.method == LOCAL}
         divisions = len({run.division for run in results})
         if not divisions:
             return None
@@ -89,8 +89,8 @@ class Divisions:
         runner = Runner(project, strategies, strategies[REFERENCE], self.folder, 60.0)
         for run in self.runs():
             if run not in done:
-                runner.carry_out(run, lambda: None)
-                print(f"{self.suite.name}: {run}, {finished(self.folder)[run.key].seconds:.0f} s", flush=True)
+                runner.carry_out(run)
+                print(f"{self.suite.name}: {run}, {seconds_of_run(finished(self.folder)[run.key]):.0f} s", flush=True)
 
     def page(self) -> str:
         """The table and what it comes to, in Markdown; empty as long as the reference has not run on all divisions."""

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.leaderboard.traffic import Traffic
 from benchmarks.papers.records import encode, read
 from benchmarks.papers.records import replace as write_at_once
-from fl_lightning.comparison.fitted import Fitted, read_fitted, write_fitted, write_text
+from fl_lightning.comparison.files import read_run, write_run, write_text
 from fl_lightning.report import ClientValues, FitRecord, record_from_json, record_to_json
 
 CURVE = ("mean", "worst_10", "angle")
@@ -35,10 +35,10 @@ def pack(folder: Path) -> int:
     """Adds the runs of a folder to its packed file, and returns how many finished ones that has now."""
     runs = packed(folder)
     for path in sorted((folder / "runs").glob("*.json")):
-        fitted = read_fitted(path)
-        assert fitted is not None
-        runs[path.stem] = Fitted(lean(fitted.record), round(fitted.seconds, DIGITS))
-    lines = [{"run": key, "seconds": one.seconds, "record": _plain(one.record)} for key, one in sorted(runs.items())]
+        record = read_run(path)
+        assert record is not None
+        runs[path.stem] = lean(record)
+    lines = [{"run": key, "record": _plain(record)} for key, record in sorted(runs.items())]
     lines += [{"run": key, "failed": why} for key, why in sorted(failed(folder).items())]
     content = lzma.compress(encode(lines), preset=6 | lzma.PRESET_EXTREME)
     file = packed_file(folder)
@@ -49,25 +49,25 @@ def pack(folder: Path) -> int:
 
 def unpack(folder: Path) -> None:
     """Writes the packed runs that the folder lacks into it."""
-    for key, fitted in packed(folder).items():
+    for key, record in packed(folder).items():
         path = folder / "runs" / f"{key}.json"
         if not path.exists():
-            write_fitted(path, fitted)
+            write_run(path, record)
 
 
-def packed(folder: Path) -> dict[str, Fitted]:
+def packed(folder: Path) -> dict[str, FitRecord]:
     """The packed runs of a suite, by key."""
     return {
-        line["run"]: Fitted(record_from_json(json.dumps({"division": 0, **line["record"]})), line["seconds"])
+        line["run"]: record_from_json(json.dumps({"division": 0, **line["record"]}))
         for line in read(packed_file(folder))
         if "record" in line
     }
 
 
-def finished(folder: Path) -> dict[str, Fitted]:
+def finished(folder: Path) -> dict[str, FitRecord]:
     """All finished runs of a suite, packed or not, by key."""
-    own = {path.stem: read_fitted(path) for path in sorted((folder / "runs").glob("*.json"))}
-    return {**packed(folder), **{key: fitted for key, fitted in own.items() if fitted is not None}}
+    own = {path.stem: read_run(path) for path in sorted((folder / "runs").glob("*.json"))}
+    return {**packed(folder), **{key: record for key, record in own.items() if record is not None}}
 
 
 def failed(folder: Path) -> dict[str, str]:

@@ -10,10 +10,9 @@ from pathlib import Path
 from benchmarks.leaderboard.bootstrap import Interval
 from benchmarks.leaderboard.standing import COLUMNS, Row, Standing, columns_of
 from benchmarks.leaderboard.traffic import Traffic
-from fl_lightning.comparison.cost import duration
-from fl_lightning.comparison.summary import Figure, MethodSummary
 from fl_lightning.report.conclusion import LOCAL
-from fl_lightning.report.number_formats import percent
+from fl_lightning.report.number_formats import duration, percent
+from fl_lightning.report.summary import Figure, MethodSummary
 
 PAGE = Path(__file__).parents[2] / "docs" / "leaderboard.md"
 OVERVIEW = {
@@ -42,7 +41,7 @@ def tables(standing: Standing, traffic: Mapping[str, Traffic]) -> str:
     if rows:
         parts[-1] += f" They took {duration(standing.seconds())} of one core."
     if len(rows) > 1:
-        parts.append(f"![Differences of the methods to {standing.plan.reference}, with intervals]({suite.name}.png)")
+        parts.append(f"![Differences of the methods to {standing.plan.methods[0]}, with intervals]({suite.name}.png)")
     if rows:
         parts += [_accuracies(rows, len(plan.learning_rates)), _differences(rows), _costs(rows, traffic)]
     if standing.missing:
@@ -116,7 +115,7 @@ def _accuracies(rows: Sequence[Row], rates: int) -> str:
                 _figure(one.worst_10),
                 _figure(one.worst),
                 _figure(one.angle),
-                percent(one.conflicts / one.cohort) if one.cohort > 0 else "",
+                "" if isnan(one.conflicts) else percent(one.conflicts),
                 _figure(row.auroc.mean),
                 _figure(row.auroc.worst_10),
                 *(_number(row.gaps.get(name, float("nan"))) for name in gaps),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import fl_lightning as fl
 from benchmarks.leaderboard.suites import SEEDS, TUNING_SEEDS, Suite
-from fl_lightning.comparison.compare import make_session
 from fl_lightning.comparison.project import ObjectProject
+from fl_lightning.comparison.session import Session
 
 METRIC = "val_acc"
 
@@ -46,9 +46,8 @@ def carry_out(
         reference = next(iter(strategies))
         strategies = {name: each for name, each in strategies.items() if name == reference or name in only}
     project = ObjectProject(suite.learner, suite.federate(root), suite.trainer, None, 0)
-    session = make_session(
-        project, strategies, next(iter(strategies.values())), folder=folder, learning_rates=suite.rates,
-        seeds=range(seeds), bounds="none", metric=METRIC, test_metric=None, select="mean", jobs=jobs,
-        save_seconds=60.0, tuning_seeds=min(TUNING_SEEDS, seeds),
+    session = Session(
+        project, strategies, next(iter(strategies.values())), folder=folder, learning_rates=suite.rates, seeds=seeds,
+        bounds="none", metric=METRIC, jobs=jobs, tuning_seeds=min(TUNING_SEEDS, seeds),
     )  # fmt: skip
     return session.carry_out(only_cost)

@@ -13,11 +13,12 @@ import numpy as np
 
 from benchmarks.leaderboard.bootstrap import Interval, Values, difference, mean, worst_tenth
 from benchmarks.leaderboard.suites import SEEDS, TUNING_SEEDS, Suite
-from fl_lightning.comparison.fitted import Fitted
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure, chosen_rates
-from fl_lightning.comparison.summary import MethodSummary, client_values, summaries
 from fl_lightning.report import FitRecord
+from fl_lightning.report.repetitions import Repetition
+from fl_lightning.report.runs_of_a_method import Method, by_method, seconds_of
+from fl_lightning.report.summary import MethodSummary, summaries
 
 ACCURACY = Measure("mean", "val", "val_acc", "test", "test_acc", "max")
 AUROC = replace(ACCURACY, metric="test_auroc")
@@ -67,7 +68,7 @@ class Standing:
     """
 
     suite: Suite
-    finished: Mapping[str, Fitted]
+    finished: Mapping[str, FitRecord]
     failed: Mapping[str, str]
 
     @cached_property
@@ -81,7 +82,7 @@ class Standing:
         return chosen_rates(self.plan, self._of(self.plan.grid()), ACCURACY)
 
     @cached_property
-    def results(self) -> Mapping[Run, Fitted]:
+    def results(self) -> Mapping[Run, FitRecord]:
         """What the runs have left that count."""
         return self._of(self.plan.runs(self.picked))
 
@@ -93,7 +94,10 @@ class Standing:
     @cached_property
     def rows(self) -> list[Row]:
         """One per method that has runs, in the order of the suite."""
-        both = (summaries(self.plan, self.results, self.picked, measure) for measure in (ACCURACY, AUROC))
+        both = (
+            summaries(list(self._methods.values()), each.metric, each.reported_on, each.mode, self.plan.methods[0])
+            for each in (ACCURACY, AUROC)
+        )
         return [self._row(accuracy, auroc) for accuracy, auroc in zip(*both, strict=True)]
 
     @property
@@ -103,13 +107,13 @@ class Standing:
 
     def seconds(self) -> float:
         """Of all finished runs."""
-        return sum(one.seconds for one in self.results.values())
+        return sum(map(seconds_of_run, self.results.values()))
 
     def _row(self, accuracy: MethodSummary, auroc: MethodSummary) -> Row:
         method = accuracy.method
-        fits, grid = self._fits(method), [run for run in self.plan.grid() if run.method == method]
-        rounds = fmean(rounds_to(fitted.record, self._goal) for fitted in fits.values())
-        runs = [fitted for run, fitted in self.results.items() if run.method == method]
+        grid = [run for run in self.plan.grid() if run.method == method]
+        rounds = fmean(rounds_to(record, self._goal) for record in self._methods[method].records)
+        runs = [record for run, record in self.results.items() if run.method == method]
         means = {name: self._mean(method, measure) for name, measure in GAPS.items()}
         tried, lost = sum(run in self.results for run in grid), sum(run.key in self.failed for run in grid)
         return Row(
@@ -119,39 +123,46 @@ class Standing:
             tried,
             lost,
             rounds,
-            rounds * min(training_seconds(fitted.record) for fitted in runs),
-            min(fitted.seconds for fitted in runs),
-            {} if method == self.plan.reference or tried + lost < len(grid) else self._differences(method),
+            rounds * min(map(training_seconds, runs)),
+            min(map(seconds_of_run, runs)),
+            {} if method == self.plan.methods[0] or tried + lost < len(grid) else self._differences(method),
         )
 
-    def _fits(self, method: str) -> dict[int, Fitted]:
-        if method not in self.picked:
-            return {}
-        runs = {seed: Run(method, self.picked[method], seed) for seed in self.plan.seeds}
-        return {seed: self.results[run] for seed, run in runs.items() if run in self.results}
+    @cached_property
+    def _methods(self) -> dict[str, Method]:
+        """The methods that have runs with the learning rate that was picked."""
+        planned = (
+            run
+            for method, rate in self.picked.items()
+            for run in self.plan.of_method(method, rate).values()
+            if run in self.results
+        )
+        return {method.label: method for method in by_method([self.results[run] for run in planned])}
 
     @cached_property
     def _goal(self) -> float:
-        ends = [curve(fitted.record)[-1][1] for fitted in self._fits(self.plan.reference).values()]
-        return REACHED * fmean(ends) if ends else nan
+        reference = self._methods.get(self.plan.methods[0])
+        return nan if reference is None else REACHED * fmean(curve(record)[-1][1] for record in reference.records)
 
     def _mean(self, method: str, measure: Measure) -> float:
-        values = [client_values(fitted, measure).values() for fitted in self._fits(method).values()]
+        values = [found.values() for found in _ends(self._methods[method], measure).values()]
         return fmean(map(fmean, values)) if all(values) else nan
 
     def _differences(self, method: str) -> dict[tuple[str, str], Interval]:
-        ours, reference = self._fits(method), self._fits(self.plan.reference)
-        seeds = [seed for seed in ours if seed in reference]
+        reference = self._methods.get(self.plan.methods[0])
         found: dict[tuple[str, str], Interval] = {}
         for name, measure in (("accuracy", ACCURACY), ("auroc", AUROC)):
-            pair = [values_of({seed: fits[seed] for seed in seeds}, measure) for fits in (ours, reference)]
+            ours = _ends(self._methods[method], measure)
+            theirs = {} if reference is None else _ends(reference, measure)
+            seeds = [seed for seed in ours if seed in theirs]
+            pair = [values_of(ends[seed] for seed in seeds) for ends in (ours, theirs)]
             clients = int((~np.isnan(pair[0] + pair[1]).any(0)).sum()) if seeds else 0
             statistics = STATISTICS if clients >= FEW else {"mean": mean}
             if clients:
                 found |= {(name, key): difference(pair[0], pair[1], each) for key, each in statistics.items()}
         return found
 
-    def _of(self, runs: Iterable[Run]) -> dict[Run, Fitted]:
+    def _of(self, runs: Iterable[Run]) -> dict[Run, FitRecord]:
         return {run: self.finished[run.key] for run in runs if run.key in self.finished}
 
 
@@ -169,9 +180,18 @@ def columns_of(rows: Iterable[Row]) -> list[tuple[str, str]]:
     return [column for column in COLUMNS if column in held]
 
 
-def values_of(fits: Mapping[int, Fitted], measure: Measure) -> Values:
+def values_of(ends: Iterable[Mapping[int, float]]) -> Values:
     """``[S, N]`` the clients' values of several seeds; NaN where there is none."""
-    return np.array([list(client_values(fitted, measure).values()) for fitted in fits.values()], dtype=float)
+    return np.array([list(values.values()) for values in ends], dtype=float)
+
+
+def _ends(method: Method, measure: Measure) -> dict[Repetition, dict[int, float]]:
+    return method.ends(method.own(measure.metric, measure.reported_on), measure.reported_on)
+
+
+def seconds_of_run(record: FitRecord) -> float:
+    """Of training, the server, evaluations and reports."""
+    return sum(seconds_of(record).values())
 
 
 def curve(record: FitRecord) -> list[tuple[int, float]]:

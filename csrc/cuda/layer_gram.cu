@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/gram_direct.cuh"
-#include "kernels/gram_wgmma.cuh"
 #include "kernels/products_mma.cuh"
 #include "kernels/products_tiled.cuh"
+#include "kernels/products_wgmma.cuh"
 
 namespace fl_lightning::cuda {
 namespace {
@@ -24,7 +24,9 @@ void layer_gram(Matrix rows, Layers layers, double* gram, Context context) {
   const LayerTable table = make_table(kOp, layers, product_shift(layers, rows.rows), context);
   const std::int64_t items = item_count(table, rows.columns), m = rows.rows;
   double* partial = scratch<double>(context, triangle(m) * items);
-  if (few(rows)) {
+  if (suits_wgmma<true>(rows, rows, rows.dtype == DType::f32 ? 17 : 11)) {
+    wgmma_products<true>(kOp, rows, rows, table, items, partial, context);
+  } else if (few(rows)) {
     with_type(rows.dtype, [&](auto zero) {
       using T = decltype(zero);
       if (m <= 4) return direct<T, 4>(rows, table, items, partial, context);
@@ -35,9 +37,7 @@ void layer_gram(Matrix rows, Layers layers, double* gram, Context context) {
         return direct<T, 16>(rows, table, items, partial, context);
       }
     });
-  } else if (suits_wgmma(rows)) {
-    wgmma_gram(kOp, rows, table, items, partial, context);
-  } else if (suits_mma(rows, rows, kTile + 1)) {
+  } else if (suits_mma(rows, rows, rows.dtype == DType::f32 ? kTile + 1 : 17)) {
     mma_products<true>(kOp, rows, rows, table, items, partial, context);
   } else {
     tiled_products<true>(kOp, rows, rows, table, items, partial, context);

@@ -5,44 +5,44 @@ namespace fl_lightning::cuda {
 namespace {
 
 constexpr const char* kOp = "puc_combine";
-constexpr int kThreads = 128, kTogether = 8;  // rows loaded together
-
-// Keep bits of the columns from column on, in the lowest count bits; column may be negative.
-__device__ inline unsigned keep_bits(const std::int32_t* words, std::int64_t count, std::int64_t column, int run) {
-  const std::int64_t word = column >= 0 ? column / 32 : -1;
-  const unsigned shift = static_cast<unsigned>(column) % 32u;
-  const unsigned low = word >= 0 ? static_cast<unsigned>(words[word]) : 0u;
-  const bool beyond = shift + run > 32 && word + 1 < count;
-  const unsigned high = beyond ? static_cast<unsigned>(words[word + 1]) : 0u;
-  return __funnelshift_r(low, high, shift);
-}
-
-// One thread per run of columns.
+constexpr int kThreads = 128, kTogether = 4;  // rows loaded together
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+constexpr int kBlocks = sizeof(T) == 2 ? 6 : 7;  // that a multiprocessor is to hold
+
+// One thread per run of columns, which lies in one keep word whatever the address of the rows.
+template <class T>
+__global__ void __launch_bounds__(kThreads, kBlocks<T>)
     combine(const T* rows, std::int64_t stride, std::int64_t m, std::int64_t columns, const std::int32_t* keep,
             const double* weights, T* out) {
-  const std::int64_t first = aligned_start(rows, 0), words = (columns + 31) / 32;
-  const std::int64_t column = first + (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kRun<T>;
+  using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
+  const std::int64_t column = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kRun<T>,
+                     words = (columns + 31) / 32;
   if (column >= columns) return;
-  const int width = vector_width(rows, stride, first), out_width = vector_width<T>(out, 0, first);
+  const int width = vector_width(rows, stride, 0), out_width = vector_width<T>(out, 0, 0);
+  const std::int32_t* own_keep = keep + column / 32;
+  const int shift = static_cast<int>(column % 32);
   double sum[kRun<T>] = {}, weight[kRun<T>] = {};
   unsigned any = 0;
   for (std::int64_t i = 0; i < m; i += kTogether) {
     Run<T> x[kTogether];
+    unsigned bits[kTogether];
+    double own[kTogether];
+#pragma unroll
+    for (int r = 0; r < kTogether; ++r) {
+      bits[r] = r < m - i ? static_cast<unsigned>(own_keep[(i + r) * words]) : 0u;
+      own[r] = r < m - i ? weights[i + r] : 0.0;
+    }
     load_runs(rows + i * stride, stride, m - i, column, 0, columns, width, x);
 #pragma unroll
     for (int r = 0; r < kTogether; ++r) {
-      if (r >= m - i) break;
-      const unsigned bits = keep_bits(keep + (i + r) * words, words, column, kRun<T>);
-      const double own = weights[i + r];
-      any |= bits;
+      bits[r] >>= shift;
+      any |= bits[r];
 #pragma unroll
       for (int v = 0; v < kRun<T>; ++v) {
-        if (bits >> v & 1u) {  // what is not kept may be NaN
-          sum[v] += own * x[r].template get<double>(v);
-          weight[v] += own;
-        }
+        const bool kept = bits[r] >> v & 1u;
+        const double chosen = kept ? own[r] : 0.0;  // without a branch; what is not kept may be NaN
+        sum[v] += chosen * static_cast<double>(kept ? x[r].template get<Real>(v) : Real{0});
+        weight[v] += chosen;
       }
     }
   }
@@ -57,9 +57,9 @@ __global__ void __launch_bounds__(kThreads)
 void puc_combine(Matrix rows, const std::int32_t* keep, const double* weights, void* out, Context context) {
   with_type(rows.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const std::int64_t runs = (rows.columns + 2 * kRun<T> - 2) / kRun<T>;  // the first may start before column 0
-    launch(kOp, combine<T>, rows.columns > 0 ? (runs + kThreads - 1) / kThreads : 0, kThreads, context,
-           static_cast<const T*>(rows.data), rows.stride, rows.rows, rows.columns, keep, weights, static_cast<T*>(out));
+    const std::int64_t runs = (rows.columns + kRun<T> - 1) / kRun<T>;
+    launch(kOp, combine<T>, (runs + kThreads - 1) / kThreads, kThreads, context, static_cast<const T*>(rows.data),
+           rows.stride, rows.rows, rows.columns, keep, weights, static_cast<T*>(out));
   });
 }
 

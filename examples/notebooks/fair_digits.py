@@ -92,14 +92,14 @@ def federate(method):
     L.seed_everything(0, verbose=False)
     data = fl.FederatedDataModule(Digits(), fl.data.Pathological(num_clients=20, classes_per_client=2), seed=0)
     strategy = fl.FederatedStrategy(method, clients_per_round=5, seed=0)
-    curves = fl.callbacks.FairnessMonitor()
-    trainer = L.Trainer(max_epochs=ROUNDS, strategy=strategy, callbacks=[curves], num_sanity_val_steps=0, **quiet)
+    recorder = fl.callbacks.FitRecorder()
+    trainer = L.Trainer(max_epochs=ROUNDS, strategy=strategy, callbacks=[recorder], num_sanity_val_steps=0, **quiet)
     trainer.fit(Classifier(), data)
-    return strategy.last_evaluation, curves
+    return strategy.last_evaluation, recorder.record
 
 
-average, average_curves = federate(fl.algorithms.FedAvg())
-fair, fair_curves = federate(fl.algorithms.FedLF())
+average, average_record = federate(fl.algorithms.FedAvg())
+fair, fair_record = federate(fl.algorithms.FedLF())
 
 # %% [markdown]
 # ## Who fares how
@@ -117,9 +117,9 @@ for shift, values, name, colour in ((-0.2, before, "FedAvg", "#b0713a"), (0.2, a
     clients.bar(torch.arange(20) + shift, values[order], 0.4, color=colour, label=name)
 clients.set_xticks(range(20), [str(average.client_ids[i]) for i in order])
 clients.set(xlabel="client", title="accuracy of each client", ylim=(0, 1))
-for curves, name, colour in ((average_curves, "FedAvg", "#b0713a"), (fair_curves, "FedLF", "#2f6f8f")):
-    curve = curves.curves("val_acc")
-    rounds.plot(curve.rounds, curve.worst_10, color=colour, label=name)
+for record, name, colour in ((average_record, "FedAvg", "#b0713a"), (fair_record, "FedLF", "#2f6f8f")):
+    curve = next(series for series in record.metrics if series.metric == "val_acc")
+    rounds.plot(curve.rounds, curve.summaries["worst_10"], color=colour, label=name)
 rounds.set(xlabel="round", title="worst 10 % of the clients", ylim=(0, 1))
 rounds.legend(frameon=False)
 plt.show()

@@ -96,7 +96,7 @@ class AAggFF(ServerRule):
         responses = RESPONSES[self.response](ratios)
         require_finite(cohort.updates.norms().isfinite(), cohort, "AAggFF")
         if stands_still(cohort):
-            self.report = StepReport(weights=uniform_weights(cohort).cpu(), flagged=True)
+            self.report = StepReport(weights=uniform_weights(cohort), flagged=True)
             return torch.zeros_like(cohort.params)
         weights = (self._entropic if self.setting == "device" else self._quadratic)(cohort, responses)
         self.rounds += 1

@@ -62,9 +62,9 @@ class AdaFed(ServerRule):
         Raises:
             ValueError: the cohort has no losses, or a row is not finite.
         """
-        losses = cohort.known_losses.cpu().double().abs()
+        losses = cohort.known_losses.abs()
         rows = JointRows(cohort, "AdaFed")
-        gram = rows.on_cpu().sum(0)  # K [m, m]
+        gram = rows.on_cpu(rows.gram.sum(0))  # K [m, m]
         norms = row_norms(gram)
         live = live_rows(norms, len(cohort))
         largest = float(torch.where(live, losses, 0.0).max())

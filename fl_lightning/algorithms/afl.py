@@ -72,14 +72,14 @@ class AFL(ServerRule):
         Raises:
             ValueError: the cohort has no losses or lacks clients, or a row is not finite.
         """
-        losses, ids = cohort.known_losses.cpu(), cohort.client_ids
+        losses, ids = cohort.known_losses, cohort.client_ids
         if self.full_participation and cohort.num_clients is not None:
             self._require_all(len(cohort), cohort.num_clients)
         known = self._with_newcomers(cohort)
         lam = torch.tensor([known[client] for client in ids], dtype=torch.float64)
         mass = float(lam.sum())
         has_mass = mass > NO_MASS
-        weights = lam / mass if has_mass else uniform_weights(cohort).cpu()
+        weights = lam / mass if has_mass else uniform_weights(cohort)
         step = weighted_mean(cohort, weights)
         if stands_still(cohort):
             self.report = StepReport(weights=weights, flagged=True)

@@ -39,6 +39,8 @@ class ClientRule:
         undefined_extras: names of extras in which NaN stands for something undefined. A report with NaN in others, or
             with infinity, counts as one whose update is not finite.
         own_work: what the rule computes of losses by itself, without Lightning's hooks; the fit names those left out.
+        withholds: why a client of a real federation sends nothing of what its visit leaves in attributes and metrics of
+            the module; ``None``: it does.
     """
 
     needs: Needs = Needs()
@@ -47,6 +49,7 @@ class ClientRule:
     scalars: Mapping[str, float] = {}
     undefined_extras: tuple[str, ...] = ()
     own_work: Literal["none", "gradients", "steps"] = "none"
+    withholds: str | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

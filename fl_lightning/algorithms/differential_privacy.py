@@ -95,6 +95,7 @@ class DifferentialPrivacy(ClientRule):
             raise ValueError(f"amplified=True needs where='central', found {where!r}: the server knows who was drawn")
         self.clip, self.noise_multiplier, self.where, self.delta = clip, noise_multiplier, where, delta
         self.amplified, self.uncovered, self.seed = amplified, uncovered, seed
+        self.withholds = "DifferentialPrivacy does not cover it" if uncovered == "refuse" else None
         self._federation: Federation | None = None
         self._beside: dict[str, Tensor] = {}
 

@@ -19,7 +19,6 @@ from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.core.storage.declared import at_clients
-from fl_lightning.core.storage.model_files import check_files
 from fl_lightning.core.storage.per_client import plain
 
 
@@ -34,26 +33,23 @@ class Ditto(FedAvg):
         personal_lr: step size of the personal models; ``None``: the clients' learning rate.
         weighting: how the server weighs clients; the paper's experiments weigh them alike.
         directory: where personal models live in files; ``None``: in memory on the CPU and in the checkpoint.
-        keep_checkpoints: with ``directory``, how many of the newest checkpoints can be resumed from; ``None``: all.
 
     Raises:
-        ValueError: ``lam`` is negative, or ``personal_lr`` or ``keep_checkpoints`` is not positive.
+        ValueError: ``lam`` is negative, or ``personal_lr`` is not positive.
     """
 
-    @checked(lam=Bounds(0), personal_lr=Bounds(above=0), keep_checkpoints=Bounds(1))
+    @checked(lam=Bounds(0), personal_lr=Bounds(above=0))
     def __init__(
         self,
         lam: float = 1.0,
         personal_lr: float | None = None,
         weighting: Literal["samples", "uniform"] = "uniform",
         directory: str | None = None,
-        keep_checkpoints: int | None = 2,
     ) -> None:
         super().__init__(weighting)
         self.lam, self.personal_lr = lam, personal_lr
-        self.directory, self.keep_checkpoints = directory, keep_checkpoints
-        check_files("Ditto", directory, keep_checkpoints)
-        self._client = PersonalModels(lam, personal_lr, directory, keep_checkpoints)
+        self.directory = directory
+        self._client = PersonalModels(lam, personal_lr, directory)
 
     def client_rule(self) -> PersonalModels:
         """The personal models; the same object on every call."""
@@ -75,12 +71,10 @@ class PersonalModels(ClientRule):
 
     own = at_clients(files="directory")
 
-    def __init__(
-        self, lam: float, personal_lr: float | None, directory: str | None = None, keep_checkpoints: int | None = 2
-    ) -> None:
+    def __init__(self, lam: float, personal_lr: float | None, directory: str | None = None) -> None:
         self.needs = Needs(client_lr=personal_lr is None)
         self.lam, self.personal_lr = lam, personal_lr
-        self.directory, self.keep_checkpoints = directory, keep_checkpoints
+        self.directory = directory
         self._model: Snapshot | None = None
         self._batches = 0
         self._gradient: Tensor | None = None  # summed up over the batches of a step that is not taken yet

@@ -66,7 +66,7 @@ class FairFed(ServerRule):
         """
         gaps = _gaps(cohort)
         whole = cohort.num_samples or float(cohort.sizes.sum())
-        before = self.weights.vector(cohort.client_ids, cohort.sizes.cpu() / whole)
+        before = self.weights.vector(cohort.client_ids, cohort.sizes / whole)
         moved = (before - self.beta * (gaps - gaps.mean())).clamp_min(0)
         weights = shares(moved)
         step = weighted_mean(cohort, weights)
@@ -116,7 +116,7 @@ class GroupCounts(ClientRule):
                 for group, member in enumerate((~asked.member, asked.member)):
                     chosen = counted & member
                     predicted[:, group] += torch.stack([(chosen & positive).sum(), chosen.sum()]).double().cpu()
-                hits += torch.stack([(positive == asked.positive).sum(), torch.tensor(len(positive))]).double().cpu()
+                hits += torch.tensor([float((positive == asked.positive).sum()), len(positive)], dtype=torch.float64)
         self._counts = {PREDICTED: predicted, HITS: hits}
 
     def end_client(self, work: LocalWork) -> ClientReport:

@@ -139,7 +139,7 @@ class FCFL(ServerRule):
         Raises:
             ValueError: the cohort lacks losses, disparities or the learning rate, or a row is not finite.
         """
-        m, losses, eta = len(cohort), cohort.known_losses.cpu(), cohort.client_lr
+        m, losses, eta = len(cohort), cohort.known_losses, cohort.client_lr
         if eta is None:
             raise ValueError("client_lr must be given: FCFL compares norms of gradients")
         excess, companions, true = torch.full_like(losses, torch.nan), None, None

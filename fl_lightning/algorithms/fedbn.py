@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_lightning.algorithms._shared.personal_layers import PersonalLayers, layers_of_type
 from fl_lightning.algorithms.fedavg import FedAvg
-from fl_lightning.arguments import Bounds, checked
+from fl_lightning.arguments import checked
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Layers
 
@@ -29,22 +29,17 @@ class FedBN(FedAvg):
     Args:
         weighting: how the server weighs clients; alike in the paper.
         directory: where the clients' layers live in files; ``None``: in memory on the CPU and in the checkpoint.
-        keep_checkpoints: with ``directory``, how many of the newest checkpoints can be resumed from; ``None``: all.
-
-    Raises:
-        ValueError: ``keep_checkpoints`` is not positive.
     """
 
-    @checked(keep_checkpoints=Bounds(1))
+    @checked()
     def __init__(
         self,
         weighting: Literal["samples", "uniform"] = "uniform",
         directory: str | None = None,
-        keep_checkpoints: int | None = 2,
     ) -> None:
         super().__init__(weighting)
-        self.directory, self.keep_checkpoints = directory, keep_checkpoints
-        self._client = LocalNorms(directory, keep_checkpoints)
+        self.directory = directory
+        self._client = LocalNorms(directory)
 
     def client_rule(self) -> PersonalLayers:
         """The clients' BatchNorm layers; the same object on every call."""

@@ -85,10 +85,10 @@ class FedFV(RemembersRows):
         Raises:
             ValueError: the cohort has no losses, or a row is not finite.
         """
-        m, t, losses = len(cohort), cohort.round, cohort.known_losses.cpu()  # line 4
+        m, t, losses = len(cohort), cohort.round, cohort.known_losses  # line 4
         outside = 0 < self.tau <= t  # line 7
         rows = self.joint_rows(cohort, t - self.tau + self._counts_own_round if outside else math.inf)
-        gram = rows.on_cpu().sum(0)  # K [m + h, m + h]
+        gram = rows.on_cpu(rows.gram.sum(0))  # K [m + h, m + h]
         norms = row_norms(gram)
         if not bool(norms[:m].any()):
             return no_step(self, cohort)

@@ -46,7 +46,7 @@ class FedGini(ServerRule):
         Raises:
             ValueError: the cohort has no losses, or a row is not finite.
         """
-        losses, m = cohort.known_losses.cpu(), len(cohort)
+        losses, m = cohort.known_losses, len(cohort)
         k = torch.arange(m, dtype=torch.float64)
         by_rank = 1 + 3 * (1 - self.epsilon) * k * (k + 1) / max(1, (m - 1) * m * (m + 1))
         _, place, count = torch.unique(losses, return_inverse=True, return_counts=True)

@@ -89,7 +89,7 @@ class FedHEAL(ServerRule):
         updates, lengths = cohort.updates, cohort.updates.norms()
         require_finite(torch.isfinite(lengths), cohort, "FedHEAL")
         if not bool(lengths.any()):
-            self.report = StepReport(weights=uniform_weights(cohort).cpu(), flagged=True, scalars={"kept_share": 1.0})
+            self.report = StepReport(weights=uniform_weights(cohort), flagged=True, scalars={"kept_share": 1.0})
             return torch.zeros_like(cohort.params)
         keep, norms = [], []
         for place, client in enumerate(cohort.client_ids):

@@ -20,14 +20,15 @@ from fl_lightning.algorithms._shared.layer_blocks import Block, BlockSolver, joi
 from fl_lightning.algorithms._shared.row_memory import RemembersRows
 from fl_lightning.algorithms._shared.rows import (
     SHORT_DIRECTION,
-    Decision,
     Rescaled,
     as_long_as_mean,
     live_rows,
+    mean_squares,
     no_step,
+    products,
 )
 from fl_lightning.algorithms.records import Needs, StepReport
-from fl_lightning.arguments import DEVICE, FILLED, Bounds, checked
+from fl_lightning.arguments import DEVICE, FILLED, Bounds, checked, trusted
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import LayerSpec
 from fl_lightning.core.storage.declared import per_client
@@ -113,30 +114,32 @@ class FedLF(RemembersRows):
         Raises:
             ValueError: the cohort has no losses, or a row is not finite.
         """
-        m, q = len(cohort), self._fair_weights(cohort.known_losses)  # line 5, equation 5
         rows = self.joint_rows(cohort, self._since(cohort))  # line 4, and the absent clients of section 3.3
-        fragments = self._fragments(rows.gram, cohort, q, len(rows.absent))  # lines 6 to 8
+        m, q = len(cohort), self._fair_weights(cohort.known_losses)  # line 5, equation 5
+        seen = rows.look(*self._fragments(rows.gram, cohort, q, len(rows.absent)))  # lines 6 to 8
         self.blocks, blocks = None, list[Block]()
-        step = as_long_as_mean(fragments.coeff, rows.gram, m)  # lines 13 and 15
-        decision = rows.decide(
-            step._replace(noted=fragments.fair.to(rows.gram).mean()),
-            fragments.solved.all(),
-            lambda gram: self._combine_layers(blocks, gram, fragments, cohort, q),
-        )
-        if decision is None:
+        coeff, slopes, squares, fair = seen.coeff, seen.slopes, seen.squares, seen.fair.tolist()
+        if not bool(seen.solved.all()):
+            gram = rows.on_cpu(rows.gram)
+            blocks = self._combine_layers(gram, Directions(coeff, seen.solved, seen.fair), cohort, q)
+            coeff = torch.cat([b.coeff.expand(len(b.layers), -1) for b in blocks])
+            fair = [b.fair for b in blocks for _ in b.layers]
+            slopes, squares = products(gram, coeff), mean_squares(gram, m)
+        elif not bool(coeff.any()):  # no online row counts in any layer
             return no_step(self, cohort, merged_layers=0.0, block_conflicts=0.0)  # line 14
-        self._write_report(cohort, decision, blocks, len(rows.absent))
+        direction = as_long_as_mean(coeff, slopes, squares)  # lines 13 and 15
+        step = rows.combine(direction.coeff)  # a device works on it, while the rest goes on
+        self._write_report(cohort, direction, slopes[:, :m] * direction.factor, blocks, len(rows.absent), fair)
         self.seen.update(dict.fromkeys(cohort.client_ids, True))
         self.remember(cohort, 1 / (cohort.client_lr or 1.0))  # as gradients
-        return decision.step  # line 16
+        return step  # line 16
 
     def _fair_weights(self, losses: Tensor) -> Tensor | None:
-        """``q`` ``[m]``; ``None``, or zeros on a device, which is not asked, where it is undefined."""
+        """``q`` ``[m]``; ``None`` where it is undefined."""
         if self._fair_kind == "none":
             return None
         equal = FAIR_ENOUGH if self.fair_row == "needed" else EQUAL_LOSSES
-        q = fair_weights(losses, self._fair_kind == "cos", equal)
-        return None if q.is_cpu and not bool(q.any()) else q
+        return fair_weights(losses, self._fair_kind == "cos", equal)
 
     def _since(self, cohort: Cohort) -> float | None:
         """``t - tau``, the first round from which absent clients count (section 3.3)."""
@@ -153,7 +156,8 @@ class FedLF(RemembersRows):
             history: number of remembered rows in use, newest first.
         """
         m, unused = len(cohort), gram.shape[1] - len(cohort) - history
-        gram = gram[:, : m + history, : m + history]
+        if unused:
+            gram = gram[:, : m + history, : m + history]
         found = self._descend(gram, cohort, q)
         if self.fair_row == "needed" and q is not None:
             plain = self._descend(gram, cohort, None)
@@ -161,7 +165,7 @@ class FedLF(RemembersRows):
             helps = found.solved & (~plain.solved | falls)
             coeff = torch.where(helps[:, None], found.coeff, plain.coeff)
             found = Directions(coeff, helps | plain.solved, found.fair & helps)
-        return found._replace(coeff=pad(found.coeff, (0, unused)))
+        return found._replace(coeff=pad(found.coeff, (0, unused))) if unused else found
 
     def _descend(self, gram: Tensor, cohort: Cohort, q: Tensor | None) -> Directions:
         if self._equal_lengths:
@@ -170,35 +174,31 @@ class FedLF(RemembersRows):
         scale[:, len(cohort) :] *= cohort.client_lr or 1.0  # remembered rows are kept in units of the gradient
         return common_descent(gram, cohort, q, scale)
 
-    def _combine_layers(
-        self, blocks: list[Block], gram: Tensor, fragments: Directions, cohort: Cohort, q: Tensor | None
-    ) -> Rescaled:
-        """Lines 9 to 12, then 13 and 15: the step's coefficients ``[L, m + h]``, on the CPU, and its ``blocks``."""
-        q = None if q is None or not bool(q.any()) else q.cpu()
+    def _combine_layers(self, gram: Tensor, found: Directions, cohort: Cohort, q: Tensor | None) -> list[Block]:
+        """Lines 9 to 12."""
 
         def descend(k: Tensor, fair: bool, history: int) -> Directions:
             return self._fragments(k, cohort, q if fair else None, history)
 
-        solver, layout = BlockSolver(descend, len(cohort), q is not None), cohort.updates.layout
-        found = Directions(*(part.cpu() for part in fragments))
-        blocks += joined_blocks(gram, found, layout.layer_starts, solver, self._combines)
-        step = as_long_as_mean(torch.cat([b.coeff.expand(len(b.layers), -1) for b in blocks]), gram, len(cohort))
-        return step._replace(noted=sum(len(b.layers) for b in blocks if b.fair) / len(gram))
+        solver = BlockSolver(descend, len(cohort), q is not None)
+        return joined_blocks(gram, found, cohort.updates.layout.layer_starts, solver, self._combines)
 
-    def _write_report(self, cohort: Cohort, decision: Decision, blocks: list[Block], remembered: int) -> None:
+    def _write_report(
+        self, cohort: Cohort, step: Rescaled, slopes: Tensor, blocks: list[Block], remembered: int, fair: list[float]
+    ) -> None:
+        """From the step's products ``[L, m]`` with the rows, and whether the layers had a fair row."""
         layout = cohort.updates.layout
         if 0 < len(blocks) < layout.num_layers:
             self.blocks = tuple(block.layers for block in blocks)
-        solved, slopes = self.blocks, decision.slopes
+        solved = self.blocks
         if solved is not None:
             slopes = torch.stack([slopes[list(block)].sum(0) for block in solved])
-        shares = layout.offsets.diff().to(torch.float64) / layout.numel
-        fair_layers = {"fair_layers": decision.noted} if self.fair_row == "needed" else {}
-        self.report = StepReport(
-            weights=shares @ decision.coeff[:, : len(cohort)],
-            flagged=any(block.flagged for block in blocks) or decision.ratio < SHORT_DIRECTION,
+        fair_layers = {"fair_layers": sum(fair) / len(fair)} if self.fair_row == "needed" else {}
+        self.report = trusted(StepReport)(
+            weights=layout.layer_shares @ step.coeff[:, : len(cohort)],
+            flagged=any(block.flagged for block in blocks) or step.ratio < SHORT_DIRECTION,
             scalars={
-                "direction_ratio": decision.ratio,
+                "direction_ratio": step.ratio,
                 "history_rows": float(remembered),
                 "blocks": float(len(slopes)),
                 "merged_layers": float(sum(len(block) for block in solved or () if len(block) > 1)),

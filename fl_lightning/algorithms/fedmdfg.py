@@ -84,11 +84,11 @@ class FedMDFG(RemembersRows):
         Raises:
             ValueError: the cohort lacks losses, the learning rate or ``losses_at``, or a row is not finite.
         """
-        m, losses, eta, losses_at = len(cohort), cohort.known_losses.cpu(), cohort.client_lr, cohort.losses_at
+        m, losses, eta, losses_at = len(cohort), cohort.known_losses, cohort.client_lr, cohort.losses_at
         if eta is None or losses_at is None:
             raise ValueError("client_lr and losses_at must be given: FedMDFG searches along its direction for the step")
         rows = self.joint_rows(cohort)  # line 4, and line 18: S_old \ S_t
-        gram = rows.on_cpu().sum(0)  # K [m + h, m + h]
+        gram = rows.on_cpu(rows.gram.sum(0))  # K [m + h, m + h]
         norms, h = row_norms(gram)[:m], len(rows.absent)
         live = live_rows(norms, m)  # line 5
         if self._drops_zero_losses:
@@ -143,7 +143,7 @@ class FedMDFG(RemembersRows):
         if loss_angle(losses[live]) <= self.theta and not forced:
             return None
         weights = fair_weights(losses[live])
-        return torch.zeros_like(losses).masked_scatter(live, weights) if bool(weights.any()) else None
+        return None if weights is None else torch.zeros_like(losses).masked_scatter(live, weights)
 
     def _direction(
         self, cohort: Cohort, gram: Tensor, scale: Tensor, h: Tensor | None

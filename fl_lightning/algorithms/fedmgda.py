@@ -58,14 +58,14 @@ class FedMGDAPlus(ServerRule):
         if eta is None:
             raise ValueError("client_lr must be given: it is the step size of FedMGDAPlus unless server_lr is set")
         rows = JointRows(cohort, "FedMGDAPlus")
-        gram = rows.on_cpu().sum(0)  # K [m, m]
+        gram = rows.on_cpu(rows.gram.sum(0))  # K [m, m]
         norms = row_norms(gram)
         live = live_rows(norms, len(cohort))
         if not bool(live.any()):
             return no_step(self, cohort, direction_norm=0.0)
         inverse = torch.where(live, 1 / norms, 0.0)
         cosines = inverse[:, None] * gram * inverse  # v_i . v_j
-        shares = torch.where(live, cohort.sizes.cpu(), 0.0)
+        shares = torch.where(live, cohort.sizes, 0.0)
         shares /= shares.sum().clamp_min(1)  # p_i
         upper = torch.where(live, (shares + self.epsilon).clamp_max(1), 0.0)
         lam = box_min_norm(cosines, (shares - self.epsilon).clamp_min(0), upper)

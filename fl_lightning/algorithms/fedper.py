@@ -31,27 +31,25 @@ class FedPer(FedAvg):
         num_layers: how many, where ``personal`` does not name them; the paper's K_P.
         weighting: how the server weighs clients; by samples in the paper.
         directory: where the clients' layers live in files; ``None``: in memory on the CPU and in the checkpoint.
-        keep_checkpoints: with ``directory``, how many of the newest checkpoints can be resumed from; ``None``: all.
 
     Raises:
-        ValueError: ``personal`` is empty, or ``num_layers`` or ``keep_checkpoints`` is not positive.
+        ValueError: ``personal`` is empty, or ``num_layers`` is not positive.
     """
 
-    @checked(personal=FILLED, num_layers=Bounds(1), keep_checkpoints=Bounds(1))
+    @checked(personal=FILLED, num_layers=Bounds(1))
     def __init__(
         self,
         personal: Sequence[str] | None = None,
         num_layers: int = 1,
         weighting: Literal["samples", "uniform"] = "samples",
         directory: str | None = None,
-        keep_checkpoints: int | None = 2,
     ) -> None:
         super().__init__(weighting)
         if personal is not None:
             check_unused("num_layers of FedPer", num_layers, 1, "where personal names the layers")
         self.personal, self.num_layers = personal, num_layers
-        self.directory, self.keep_checkpoints = directory, keep_checkpoints
-        self._client = LocalLayers(personal, num_layers, directory, keep_checkpoints)
+        self.directory = directory
+        self._client = LocalLayers(personal, num_layers, directory)
 
     def client_rule(self) -> PersonalLayers:
         """The clients' layers; the same object on every call."""
@@ -63,14 +61,8 @@ class LocalLayers(PersonalLayers):
 
     method = "FedPer"
 
-    def __init__(
-        self,
-        personal: Sequence[str] | None,
-        num_layers: int,
-        directory: str | None = None,
-        keep_checkpoints: int | None = 2,
-    ) -> None:
-        super().__init__(directory, keep_checkpoints)
+    def __init__(self, personal: Sequence[str] | None, num_layers: int, directory: str | None = None) -> None:
+        super().__init__(directory)
         self.personal, self.num_layers = personal, num_layers
 
     def find(self, module: nn.Module, layout: ParamLayout) -> Layers:

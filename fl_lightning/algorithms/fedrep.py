@@ -35,25 +35,23 @@ class FedRep(FedAvg):
         head_epochs: passes that train the head; with 0 heads stay as training began with them.
         weighting: how the server weighs clients; alike in the paper.
         directory: where the clients' heads live in files; ``None``: in memory on the CPU and in the checkpoint.
-        keep_checkpoints: with ``directory``, how many of the newest checkpoints can be resumed from; ``None``: all.
 
     Raises:
-        ValueError: ``head`` is empty, or ``head_epochs`` is negative, or ``keep_checkpoints`` is not positive.
+        ValueError: ``head`` is empty, or ``head_epochs`` is negative.
     """
 
-    @checked(head=FILLED, head_epochs=Bounds(0), keep_checkpoints=Bounds(1))
+    @checked(head=FILLED, head_epochs=Bounds(0))
     def __init__(
         self,
         head: Sequence[str] | None = None,
         head_epochs: int = 10,
         weighting: Literal["samples", "uniform"] = "uniform",
         directory: str | None = None,
-        keep_checkpoints: int | None = 2,
     ) -> None:
         super().__init__(weighting)
         self.head, self.head_epochs = head, head_epochs
-        self.directory, self.keep_checkpoints = directory, keep_checkpoints
-        self._client = HeadFirst(head, head_epochs, directory, keep_checkpoints)
+        self.directory = directory
+        self._client = HeadFirst(head, head_epochs, directory)
 
     def client_rule(self) -> PersonalLayers:
         """The clients' heads; the same object on every call."""
@@ -65,14 +63,8 @@ class HeadFirst(PersonalLayers):
 
     method = "FedRep"
 
-    def __init__(
-        self,
-        head: Sequence[str] | None,
-        head_epochs: int,
-        directory: str | None = None,
-        keep_checkpoints: int | None = 2,
-    ) -> None:
-        super().__init__(directory, keep_checkpoints)
+    def __init__(self, head: Sequence[str] | None, head_epochs: int, directory: str | None = None) -> None:
+        super().__init__(directory)
         self.head, self.head_epochs = head, head_epochs
         self._names: frozenset[str] = frozenset()
         self._passes = 0

@@ -77,7 +77,7 @@ class MMPF(ServerRule):
         Raises:
             ValueError: the cohort has no losses or ``losses_at``, or a row is not finite.
         """
-        losses = cohort.known_losses.cpu()
+        losses = cohort.known_losses
         if cohort.losses_at is None:
             raise ValueError("losses_at must be given: MMPF compares its model with the kept one on the same clients")
         step = weighted_mean(cohort, self._weights(cohort))  # also refuses rows that are not finite

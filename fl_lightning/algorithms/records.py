@@ -191,13 +191,6 @@ class LocalWork:
             self.rates.clear()
 
     @property
-    def lr_sum(self) -> float | None:
-        """Sum of the learning rates of the steps: what a constant gradient would be multiplied by."""
-        if self.rates or self.client_lr is None:
-            return fsum(self.rates) if self.rates else None
-        return self.client_lr * self.steps
-
-    @property
     def row(self) -> Tensor:
         """``[n]`` the client's own parameters as they are now, a copy."""
         return self.layout.flatten(self.parameters)

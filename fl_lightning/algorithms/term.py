@@ -58,7 +58,7 @@ class TERM(ServerRule):
         Raises:
             ValueError: the cohort has no losses, or a row is not finite.
         """
-        losses, m = cohort.known_losses.cpu(), len(cohort)
+        losses, m = cohort.known_losses, len(cohort)
         tilted = self.t * (losses - losses.max() if self.reading != "paper" else losses)
         log_r = self._moving_average(float(torch.logsumexp(tilted, 0)) - math.log(m))
         averaged = (tilted - log_r).exp() / (m if self.reading == "paper" else m * m)

@@ -13,7 +13,7 @@ from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.clients.upload import Upload
 from fl_lightning.core.aligned import empty_rows
-from fl_lightning.lightning.epoch_loop import ClientTask
+from fl_lightning.lightning.client_task import ClientTask
 
 
 class Executor(ABC):
@@ -97,14 +97,12 @@ class CohortRunner(ABC):
         """
         return [measure(client) for client in clients]
 
-    def end_round(self) -> str | None:
+    def end_round(self) -> None:
         """All tasks were handed over; called before the updates are combined.
 
-        Returns:
-            What :meth:`ClientRunner.check_plans` says in any process that has trained clients of the round: why their
-            steps from plans cannot be trusted, and the fit has to train them again. ``None`` if they can be.
+        Raises:
+            ValueError: what :meth:`ClientRunner.check_round` says in another process that has trained clients.
         """
-        return None
 
     def close(self) -> None:
         """The fit is over, however it ended, perhaps in the middle of a round; may be called again."""

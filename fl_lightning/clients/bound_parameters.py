@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.clients.trained import trained_names
 from fl_lightning.core.aligned import aligned
+from fl_lightning.core.finite import not_finite
 from fl_lightning.core.layout import LayerSpec, ParamLayout
 from fl_lightning.core.modules import still_parameters
 from fl_lightning.ops.dtypes import accumulation_device
@@ -115,10 +116,19 @@ class BoundParameters:
         count, numbers = len(self._idle), sum(p.numel() for p in self._idle if _has_shape(p))
         return f"{count} parameter{'s' * (count > 1)} with {numbers:,} numbers" if count else ""
 
+    def check_finite(self) -> None:
+        """Raises ValueError if a fit would begin with weights that are not finite."""
+        broken = not_finite(dict(zip(self.layout.names, self.global_views, strict=True)))
+        if broken:
+            raise ValueError(
+                f"the parameters of {type(self.module).__name__} must be finite when a fit begins, found NaN or "
+                f"infinity in {', '.join(broken)}: no client could train with them"
+            )
+
     def check_frozen(self) -> None:
         """Makes sure that local training left parameters alone that are not trained.
 
-        Those with the shape of a trained one may change: :class:`~fl_lightning.clients.ema_and_banks.SideTensors`
+        Those with the shape of a trained one may change: :class:`~fl_lightning.clients.buffers.BufferBank`
         brings them back after every client.
 
         Raises:

@@ -1,43 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The buffers of a module between clients: saved, put back, and combined by a policy."""
+"""What a module keeps in tensors beside trained parameters, between clients: saved, put back, combined by a policy."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.clients.ema_and_banks import BufferPolicy, SideReport, SideTensors
 from fl_lightning.clients.memory_banks import MemoryBanks, Vote, agreed
-from fl_lightning.core.modules import _Buffer, _buffers_of
+from fl_lightning.core.finite import not_finite
+from fl_lightning.core.modules import _buffers_of, followers_of
 from fl_lightning.ops.dtypes import accumulation_device
 
-_Kind = tuple[torch.dtype, torch.device]
+BufferPolicy = Literal["mean", "global", "largest"]
 
 
 @dataclass(frozen=True)
 class BufferReport:
-    """A client's buffers after training, as one vector per dtype, with the client's sample count.
+    """A client's buffers after training.
 
-    ``aside`` has untrained parameters and non-persistent buffers that the client changed, by name. ``votes`` says which
-    buffers the client has written as memory banks.
+    Attributes:
+        size: the client's samples.
+        values: by name: all persistent buffers, and of the rest those that the client has changed.
+        votes: which buffers it has written as memory banks.
     """
 
     size: int
-    values: Mapping[_Kind, Tensor]
-    aside: Mapping[str, Tensor] = field(default_factory=dict)
+    values: Mapping[str, Tensor]
     votes: Mapping[str, Vote] = field(default_factory=dict)
 
 
+class _Found(NamedTuple):
+    place: MutableMapping[str, Any]
+    key: str
+    value: Tensor
+
+
 class BufferBank:
-    """The module's buffers (BatchNorm statistics and the like) outside local training.
+    """The module's buffers (BatchNorm statistics and the like) outside local training, and what goes with them.
 
     Buffers never enter update rows. Every client starts from the global ones. Those of torchmetrics are left alone:
-    they belong to the metrics. :class:`SideTensors` has non-persistent buffers, and untrained parameters that may
-    follow trained ones: the policy combines them where clients change them.
+    they belong to the metrics.
+
+    Untrained parameters with the shape of a trained one are EMA teachers (BYOL, DINO, MoCo): they are in no optimizer
+    and follow the student. They are combined like buffers, and so are non-persistent buffers, which may be memory
+    banks. In most modules these never change, so clients report those alone that they changed, and a client that left
+    a tensor as it was counts with the global value. A non-persistent buffer that got another shape is a cache: it comes
+    back as it was.
 
     Args:
         module: the module.
@@ -45,155 +57,150 @@ class BufferBank:
             most samples, ``"global"`` leaves them as they are. Integer buffers are never averaged: under ``"mean"`` and
             ``"largest"`` they come from the client with the most samples. So do memory banks.
         trained: names of the trained parameters; ``None``: all that require gradients.
+
+    Attributes:
+        names: of the persistent buffers.
     """
 
     def __init__(self, module: nn.Module, policy: BufferPolicy, trained: Collection[str] | None = None) -> None:
-        self._module = module
+        self._module, self._trained = module, trained
         self._policy: BufferPolicy = policy
-        self._aside, self._banks = SideTensors(module, trained), MemoryBanks(module)
-        self._banks.remember()
-        self._take()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the buffers that are combined."""
-        return tuple(buffer.name for buffer in self._buffers)
+        self._banks = MemoryBanks(module)
+        self._global: dict[str, Tensor] = {}
+        self._moving = set[str]()
+        self.remember()
 
     @property
     def nbytes(self) -> int:
         """Bytes of one copy of the buffers."""
-        return sum(value.numel() * value.element_size() for value in self._global.values()) + self._aside.nbytes
+        return sum(value.nbytes for value in self._global.values())
 
     def remember(self) -> None:
         """Takes the module's present buffers as the global ones; called when a round begins."""
-        self._aside.remember()
+        before, self._global = self._global, {}
+        persistent, caches = _buffers_of(self._module)
+        self.names = tuple(buffer.name for buffer in persistent)
+        teachers = followers_of(self._module, self._trained)
+        self._found = {b.name: _Found(b.owner._buffers, b.key, b.value) for b in persistent}
+        self._found |= {t.name: _Found(t.owner._parameters, t.key, t.value) for t in teachers}
+        self._found |= {b.name: _Found(b.owner._buffers, b.key, b.value) for b in caches}
+        for name, found in self._found.items():
+            value, known = found.value.detach(), before.get(name)
+            unchanged = name not in self.names and known is not None and _equal(value, known)
+            self._global[name] = known if unchanged and known is not None else value.clone()
+            if known is not None and not unchanged:
+                self._moving.add(name)
         self._banks.remember()
-        self._take()
-
-    def _take(self) -> None:
-        self._buffers, _ = _buffers_of(self._module)
-        self._global = _joined(self._buffers)
 
     @torch.no_grad()
     def restore(self) -> None:
         """Puts the global buffers back into the module."""
-        self._aside.restore()
-        if not self._buffers:
-            return
-        for buffer, value in zip(self._buffers, self.values().values(), strict=True):
+        for name, (place, key, value) in self._found.items():
             # The tensor itself comes back too: a client may have put another one in its place.
-            buffer.owner._buffers[buffer.key] = buffer.value
-            buffer.value.copy_(value)
-
-    def values(self) -> dict[str, Tensor]:
-        """The global buffers that are combined, by name."""
-        return self._named(self._global)
-
-    def values_in(self, report: BufferReport) -> dict[str, Tensor]:
-        """What a report holds, by name; nothing if the policy asks clients for nothing."""
-        known = self._aside.values()
-        aside = {name: value for name, value in report.aside.items() if value.shape == known[name].shape}
-        return (self._named(report.values) if report.values else {}) | aside
-
-    def report_with(
-        self, size: int, values: Mapping[str, Tensor], votes: Mapping[str, Any] | None = None
-    ) -> BufferReport:  # fmt: skip
-        """The report of a client elsewhere.
-
-        Args:
-            size: its samples.
-            values: what :meth:`values_in` its own has.
-            votes: those of its own.
-
-        Raises:
-            ValueError: they are not those of the module.
-        """
-        if not values and self._policy == "global":
-            return BufferReport(size, {})
-        aside = self._check(values)
-        parts: dict[_Kind, list[Tensor]] = {}
-        for buffer in self._buffers:
-            value = values[buffer.name].to(buffer.value)
-            parts.setdefault(_kind(buffer.value), []).append(value.reshape(-1))
-        flat = {kind: torch.cat(values) for kind, values in parts.items()}
-        return BufferReport(size, flat, aside, self._banks.heard(votes or {}))
-
-    @torch.no_grad()
-    def put(self, values: Mapping[str, Tensor]) -> None:
-        """Puts values of all buffers that are combined into the module, and of teachers and banks as far as they came.
-
-        Raises:
-            ValueError: they are not those of the module.
-        """
-        aside = self._check(values)
-        for buffer in self._buffers:
-            buffer.value.copy_(values[buffer.name])
-        self._aside.put(aside)
-
-    def _check(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those of the values that only clients that change them report."""
-        known = self._aside.values()
-        aside = {name: value for name, value in values.items() if name in known}
-        shapes = {b.name: tuple(b.value.shape) for b in self._buffers}
-        shapes |= {name: tuple(known[name].shape) for name in aside}
-        found = {name: tuple(value.shape) for name, value in values.items()}
-        if shapes != found:
-            raise ValueError(f"buffers must be those of the module, {shapes}, found {found}")
-        return {name: value.to(known[name]) for name, value in aside.items()}
-
-    def _named(self, flat_values: Mapping[_Kind, Tensor]) -> dict[str, Tensor]:
-        sizes: dict[_Kind, list[int]] = {}
-        for buffer in self._buffers:
-            sizes.setdefault(_kind(buffer.value), []).append(buffer.value.numel())
-        parts = {kind: iter(torch.split(flat, sizes[kind])) for kind, flat in flat_values.items()}
-        named = [b for b in self._buffers if _kind(b.value) in parts]
-        return {b.name: next(parts[_kind(b.value)]).view(b.value.shape) for b in named}
+            place[key] = value
+            if value.shape == self._global[name].shape:
+                value.data.copy_(self._global[name])
+            else:
+                value.data = self._global[name].clone()
 
     def global_values(self) -> dict[str, Tensor]:
         """The global values of all that local training may change beside parameters, by name.
 
         It is what a client elsewhere is sent, for :meth:`put`.
         """
-        return self.values() | self._aside.values()
+        return dict(self._global)
 
-    def unsaved(self, in_visit: bool) -> dict[str, Tensor]:
-        """See :meth:`SideTensors.unsaved`."""
-        return self._aside.unsaved(in_visit)
-
-    def load_unsaved(self, values: Mapping[str, Tensor]) -> None:
-        """See :meth:`SideTensors.load_unsaved`."""
-        self._aside.load_unsaved(values)
+    # ---- a client
 
     def report(self, size: int, seen: int = 0) -> BufferReport:
         """The module's buffers as a client leaves them.
 
-        Args:
-            size: the client's samples.
-            seen: samples that its visit has seen.
-
         Raises:
             ValueError: buffers appeared, vanished, or changed shape or dtype during local training.
         """
-        aside = self._aside.report() if self._policy != "global" else {}
-        if not self._buffers and next(self._module.buffers(), None) is None:
-            return BufferReport(size, {}, aside)
-        current, _ = _buffers_of(self._module)
-        before, after = ({b.name: (b.value.shape, _kind(b.value)) for b in some} for some in (self._buffers, current))
+        has_any = bool(self.names) or next(self._module.buffers(), None) is not None
+        persistent = _buffers_of(self._module)[0] if has_any else []
+        before = {name: _kind(self._found[name].value) for name in self.names}
+        after = {buffer.name: _kind(buffer.value) for buffer in persistent}
         changed = sorted({name for name in before.keys() | after.keys() if before.get(name) != after.get(name)})
         if changed:
             raise ValueError(f"buffers must keep name, shape and dtype in local training, found changes in {changed}")
         looks = self._policy == "mean" and self._banks.possible
-        votes = self._banks.votes(self.global_values(), seen) if looks else {}
-        return BufferReport(size, _joined(current) if self._policy != "global" else {}, aside, votes)
+        votes = self._banks.votes(self._global, seen) if looks else {}
+        if self._policy == "global":
+            return BufferReport(size, {}, votes)
+        values = {buffer.name: buffer.value.detach().clone() for buffer in persistent}
+        return BufferReport(size, values | self._changed(), votes)
+
+    def _changed(self) -> dict[str, Tensor]:
+        """Copies of teachers and non-persistent buffers that differ from the global values, by name."""
+        others = {n: found.place.get(found.key) for n, found in self._found.items() if n not in self.names}
+        return {
+            name: value.detach().clone()
+            for name, value in others.items()
+            if value is not None and not _equal(value.detach(), self._global[name])
+        }
+
+    # ---- messages
+
+    def values_in(self, report: BufferReport) -> dict[str, Tensor]:
+        """What a report holds, by name; nothing if the policy asks clients for nothing."""
+        return {name: value for name, value in report.values.items() if value.shape == self._global[name].shape}
+
+    def report_with(
+        self, size: int, values: Mapping[str, Tensor], votes: Mapping[str, Any] | None = None
+    ) -> BufferReport:  # fmt: skip
+        """The report of a client elsewhere.
+
+        Raises:
+            ValueError: they are not those of the module.
+        """
+        if not values and self._policy == "global":
+            return BufferReport(size, {})
+        return BufferReport(size, self._checked(values), self._banks.heard(votes or {}))
+
+    @torch.no_grad()
+    def put(self, values: Mapping[str, Tensor]) -> None:
+        """Puts values of all persistent buffers into the module, and of teachers and banks as far as they came.
+
+        Raises:
+            ValueError: they are not those of the module.
+        """
+        for name, value in self._checked(values).items():
+            self._found[name].value.data.copy_(value)
+
+    def _checked(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        known = self._global
+        shapes = {n: tuple(known[n].shape) for n in known if n in self.names or n in values}
+        found = {name: tuple(value.shape) for name, value in values.items()}
+        if shapes != found:
+            raise ValueError(f"buffers must be those of the module, {shapes}, found {found}")
+        return {name: value.to(known[name]) for name, value in values.items()}
+
+    # ---- checkpoints
+
+    def unsaved(self, in_visit: bool) -> dict[str, Tensor]:
+        """Copies of the non-persistent buffers that have changed in this fit: no state dictionary has them."""
+        present = {buffer.name: buffer.value for buffer in _buffers_of(self._module)[1]}
+        found = {name: self._global.get(name, value) if in_visit else value for name, value in present.items()}
+        moved = {n for n, value in found.items() if n in self._moving or not _equal(value, self._global.get(n, value))}
+        return {name: value.detach().clone() for name, value in found.items() if name in moved}
+
+    @torch.no_grad()
+    def load_unsaved(self, values: Mapping[str, Tensor]) -> None:
+        """Takes what :meth:`unsaved` returned; what has another shape is a cache, and stays as it is."""
+        for name, value in values.items():
+            if name in self._found and self._found[name].value.shape == value.shape:
+                self._found[name].value.data.copy_(value)
+        self.remember()
+
+    # ---- a round
 
     def finite(self, reports: Sequence[BufferReport]) -> Tensor:
         """``[m]`` whether all float buffers of a client are finite, or what they were before (a mask of -inf)."""
-        fine = self._aside.finite(_aside(reports))
-        for kind, before in self._global.items():
-            if self._policy != "global" and before.is_floating_point():
-                values = torch.stack([report.values[kind] for report in reports])
-                fine &= (values.isfinite() | _same(values, before)).all(1).cpu()
-        return fine
+        odd = [(report, not_finite(report.values)) for report in reports]
+        fine = [all(_is_allowed(report.values[name], self._global[name]) for name in names) for report, names in odd]
+        return torch.tensor(fine, dtype=torch.bool)
 
     @torch.no_grad()
     def commit(self, reports: Sequence[BufferReport]) -> None:
@@ -202,42 +209,61 @@ class BufferBank:
         Raises:
             ValueError: something has changed untrained parameters after a client.
         """
-        self._aside.check_between_clients()
+        self._check_between_clients()
         banks = agreed([report.votes for report in reports])
-        self._aside.commit(_aside(reports), self._policy, banks)
-        if reports and self._policy != "global":
-            largest = max(reports, key=lambda report: report.size)
-            for kind, before in self._global.items():
-                values = torch.stack([report.values[kind] for report in reports])
-                new = largest.values[kind]
-                if self._policy == "mean" and before.is_floating_point():
-                    wide = values.to(accumulation_device(before)).to(torch.float64)
-                    weights = torch.tensor([float(report.size) for report in reports], dtype=torch.float64)
-                    new = ((weights / weights.sum()).to(wide.device) @ wide).to(before.dtype).to(before.device)
-                    of_one = self._named({kind: largest.values[kind]})
-                    for name, value in self._named({kind: new}).items():
-                        if name in banks:
-                            value.copy_(of_one[name])
-                # Constant buffers (class weights, position tables) must come back bit for bit, not as a rounded mean.
-                self._global[kind] = torch.where(_same(values, before).all(0), before, new)
+        largest = max(reports, key=lambda report: report.size, default=None)
+        for name in sorted({name for report in reports for name in report.values}):
+            before = self._global[name]
+            values = [report.values.get(name, before) for report in reports]
+            if largest is None or any(_kind(value) != _kind(before) for value in values):
+                continue
+            new = largest.values.get(name, before)
+            if self._policy == "mean" and before.is_floating_point() and name not in banks:
+                new = _mean(values, [report.size for report in reports], before)
+            self._global[name] = new
+            self._moving.add(name)
         self.restore()
 
+    def _check_between_clients(self) -> None:
+        """Makes sure that parameters that are not trained are as they were when the last client was put away."""
+        changed = [name for name in self._changed() if isinstance(self._found[name].value, nn.Parameter)]
+        if changed:
+            names = ", ".join(map(repr, changed[:5]))
+            raise ValueError(
+                "parameters that do not require gradients, or are in no optimizer, must change in local training or "
+                f"between rounds, found changes in {names} after a client: a callback's on_train_batch_end runs on the "
+                "server, once per client; move what it does to the module's on_train_batch_end or on_before_zero_grad, "
+                "which run in every local step"
+            )
 
-def _aside(reports: Sequence[BufferReport]) -> list[SideReport]:
-    return [SideReport(report.size, report.aside) for report in reports]
+
+def _mean(values: Sequence[Tensor], sizes: Sequence[int], like: Tensor) -> Tensor:
+    """The mean by samples, in double precision; bit for bit where all are equal."""
+    weights = torch.tensor(sizes, dtype=torch.float64)
+    weights /= weights.sum()
+    total = torch.zeros(like.shape, dtype=torch.float64, device=accumulation_device(like))
+    for weight, value in zip(weights.tolist(), values, strict=True):
+        total += value.to(total) * weight
+    # Constant buffers (class weights, position tables) must come back bit for bit, not as a rounded mean.
+    same = torch.stack([value == values[0] for value in values]).all(0)
+    return torch.where(same, values[0], total.to(like))
 
 
-def _joined(buffers: Sequence[_Buffer]) -> dict[_Kind, Tensor]:
-    parts: dict[_Kind, list[Tensor]] = {}
-    for buffer in buffers:
-        parts.setdefault(_kind(buffer.value), []).append(buffer.value.detach().reshape(-1))
-    return {kind: torch.cat(values) for kind, values in parts.items()}
+def _kind(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
-def _kind(tensor: Tensor) -> _Kind:
-    return tensor.dtype, tensor.device
+def _is_allowed(value: Tensor, before: Tensor) -> bool:
+    """Whether what is not finite in a buffer was there before."""
+    return value.shape == before.shape and bool((value.isfinite() | _same(value, before)).all())
 
 
 def _same(one: Tensor, other: Tensor) -> Tensor:
     """Elementwise equality, with NaN equal to NaN."""
     return (one == other) | ((one != one) & (other != other))
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or bool(_same(one, other).all())

@@ -74,11 +74,7 @@ class ClientBatches:
         return sum(ceil(take / self.window) for take in self._takes(available))
 
     def plan(self, full_gradients: bool) -> VisitPlan:
-        """The visit that the fit's clock counts by.
-
-        Args:
-            full_gradients: clients pass over their data once and take one step.
-        """
+        """The visit that the fit's clock counts by."""
         total = passes = batches = steps = 0
         sizes, counts = torch.unique(self.loaders.sizes, return_counts=True)
         for samples, clients in zip(sizes.tolist(), counts.tolist(), strict=True):

@@ -20,10 +20,6 @@ class ClientHooks:
     The lean path calls these itself; on Lightning's full path the strategy does, from the hooks that Lightning gives
     it. Without a client in training they change nothing.
 
-    Args:
-        module: the module in training.
-        rule: the client rule.
-
     Attributes:
         work: the client in training, or ``None``.
         index: place of the present batch in its pass; Lightning hides it from a ``training_step`` that does not ask.

@@ -40,12 +40,7 @@ class ClientLosses:
         )
 
     def measure(self, client: int, needs: Needs) -> dict[str, float]:
-        """Sample-weighted means over the client's training data at the bound parameters, in eval mode.
-
-        Args:
-            client: the client.
-            needs: which of ``"loss"`` and ``"accuracy"`` to return.
-        """
+        """Sample-weighted means over the client's training data at the bound parameters, in eval mode."""
         module = self._trainer.lightning_module
         wanted: dict[str, Callable[[Any, int], Any]] = {}
         if needs.losses or needs.requery:

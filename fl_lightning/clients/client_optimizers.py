@@ -152,12 +152,7 @@ class ClientOptimizers:
 
 
 def scheduled_state(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]] | None = None) -> dict[str, Any]:
-    """An optimizer's part of a checkpoint in torch's layout, without the state, which belongs to clients.
-
-    Args:
-        optimizer: one of the trainer's optimizers.
-        groups: options per parameter group; default: the present ones.
-    """
+    """An optimizer's part of a checkpoint in torch's layout, without the state, which belongs to clients."""
     start, packed = 0, []
     chosen = groups or [group_options(group) for group in optimizer.param_groups]
     for group, options in zip(optimizer.param_groups, chosen, strict=True):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms.base import ClientRule, overrides
+from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import LocalWork, Needs
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
@@ -21,7 +21,7 @@ from fl_lightning.clients.client_hooks import ClientHooks
 from fl_lightning.clients.client_losses import ClientLosses
 from fl_lightning.clients.client_optimizers import ClientOptimizers
 from fl_lightning.clients.fast_sgd import FastSGD
-from fl_lightning.clients.full_gradient import full_gradient
+from fl_lightning.clients.full_gradient import FullGradients
 from fl_lightning.clients.local_options import LocalOptions
 from fl_lightning.clients.local_steps import LeanStep, LightningStep, LocalStep
 from fl_lightning.clients.local_trainer import LocalTrainer
@@ -34,7 +34,8 @@ from fl_lightning.clients.schedules import Schedules
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.clients.upload import Upload, with_accuracy
 from fl_lightning.core.seeding import derive_seed, isolated
-from fl_lightning.lightning.epoch_loop import ClientTask, FederatedEpochLoop
+from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.lightning.fast_log import LogCall, TrainingLog, replay
 from fl_lightning.lightning.inspection import full_path_reason
 from fl_lightning.lightning.module.generators import generators_in, seeded
@@ -46,17 +47,6 @@ class ClientRunner:
 
     Executors use :meth:`train`, :meth:`restore`, :meth:`planned_cost`, :attr:`rows` and :attr:`global_params`; those
     that train in other processes use :mod:`fl_lightning.clients.visits`.
-
-    Args:
-        trainer: the trainer; its optimizers exist, and its module is on its device.
-        loop: the federated epoch loop.
-        rule: the client rule.
-        binding: the bound module.
-        options: of local training.
-        needs: what both rules ask for.
-        batches: the clients' batches.
-        rows: the round's rows.
-        buffers: the module's buffers.
 
     Attributes:
         trainer: the trainer.
@@ -101,6 +91,7 @@ class ClientRunner:
         self._local = LocalTrainer(
             trainer, self._calls, self.batches, rule, self.hooks, step, loop.fast_log(), loop.clock
         )  # fmt: skip
+        self._full = FullGradients(trainer, loop, self._calls, self.batches, rule)
         self._losses = ClientLosses(trainer, self._calls, self.batches, options.loss_batch_size)
         self.generators: list[Any] = []
 
@@ -119,7 +110,7 @@ class ClientRunner:
         eager = EagerGradients(self._calls, self.hooks, optimizer)
         if not self._options.planned_steps or self.global_params.device.type != "cpu":
             return optimizer, eager
-        self.plans = PlannedGradients(self._calls, self.hooks, eager, optimizer, self._binding.parameters)
+        self.plans = PlannedGradients(self._calls, self.hooks, eager, self._binding.parameters)
         return optimizer, self.plans
 
     @property
@@ -138,21 +129,6 @@ class ClientRunner:
 
     def _planned_steps(self) -> int:
         return 0 if self.plans is None else self.plans.planned
-
-    def check_plans(self) -> str | None:
-        """Compares steps from plans with PyTorch's once more; called when all clients of a round were trained here.
-
-        Returns:
-            Why the round's steps from plans cannot be trusted, or ``None``.
-        """
-        if self.plans is None or not self.plans.used:
-            return None
-        self.rows.bind()
-        self.visits.begin()
-        try:
-            return self.plans.check()
-        finally:
-            self.restore()
 
     # ---- one client
 
@@ -177,7 +153,7 @@ class ClientRunner:
             self.visits.begin()
             self._watch_rate()
             if needs.full_gradients:
-                loss: Tensor | None = self._upload_gradient(work, self.rows.row(task.index))
+                loss: Tensor | None = self._full.step(work, self._local.log, self.rows.row(task.index))
                 report = self.rule.end_client(work)
                 self.rows.received(task.index)
             else:
@@ -203,31 +179,6 @@ class ClientRunner:
         """Lets the rule see the learning rate of each step where something may change it within a visit."""
         changes = self.optimizers.lr is not None and (self.schedules.move_in_visits or self.full_path is not None)
         self.hooks.rate = self.optimizers.present_lr if changes else None
-
-    def _upload_gradient(self, work: LocalWork, row: Tensor) -> Tensor:
-        """One full-batch step: ``row`` becomes the learning rate times the full gradient."""
-        precision = self.trainer.precision_plugin
-        if overrides(self.rule, "begin_client"):  # it looks at the client's data at the global parameters
-            work.forward_context = precision.val_step_context
-            with self._calls.undone():
-                self.rule.begin_client(work)
-
-        batches = self.batches.loaders.num_batches(work.client_id, merge_single=self.batches.merges)
-
-        def loss_of_batch(batch: Any, index: int, size: int) -> Tensor | None:
-            self._loop.clock.begin_batch(is_last=index + 1 == batches)
-            self._loop.expect(batch, size)
-            with precision.train_step_context():
-                return self._calls.training_loss(batch, index)
-
-        self._local.log.install("training_step")
-        try:
-            loss = full_gradient(work, self._batches_of(work.client_id), loss_of_batch, row)
-        finally:
-            self._local.log.remove()
-        self._loop.count_step()
-        work.steps += 1
-        return loss
 
     def _batches_of(self, client: int) -> Iterator[tuple[Any, int]]:
         for batch, size in self.batches.in_order(client):
@@ -311,12 +262,19 @@ class ClientRunner:
         """How long a client takes beside others: optimizer steps, or samples where it uploads a full gradient."""
         return task.num_samples if self._needs.full_gradients else self.batches.planned_steps(task.client_id or 0)
 
-    def check_frozen(self) -> None:
-        """Makes sure that local training left parameters without gradients alone.
+    def check_round(self) -> None:
+        """All clients of a round that train here were trained; compares steps from plans with PyTorch's once more.
 
         Raises:
-            ValueError: it did not; names the parameters.
+            ValueError: they have changed parameters without gradients, or a plan was wrong.
         """
+        if self.plans is not None and self.plans.used:
+            self.rows.bind()
+            self.visits.begin()
+            try:
+                self.plans.check()
+            finally:
+                self.restore()
         self._binding.check_frozen()
 
     # ---- what is logged elsewhere

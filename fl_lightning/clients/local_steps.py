@@ -27,11 +27,6 @@ class LocalStep(Protocol):
     def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
         """Takes the step, or gathers gradients for it: the loop's clock knows which.
 
-        Args:
-            batch: as it came from the loader.
-            index: its place in the visit, over all passes.
-            size: its samples.
-
         Returns:
             The detached loss (``None`` if the module gave none), and whether a hook asked the client to stop.
         """
@@ -44,11 +39,7 @@ class LocalStep(Protocol):
 
 
 class LightningStep:
-    """Runs every hook that Lightning runs for a batch; the strategy calls the client's hooks in between.
-
-    Args:
-        loop: the epoch loop.
-    """
+    """Runs every hook that Lightning runs for a batch; the strategy calls the client's hooks in between."""
 
     hook: str | None = None
 
@@ -67,15 +58,7 @@ class LightningStep:
 
 
 class LeanStep:
-    """Does the same arithmetic without the hooks, for fits in which nothing overrides them.
-
-    Args:
-        loop: the epoch loop, which counts the step.
-        calls: how the module takes a batch.
-        hooks: what the client rule does.
-        optimizer: the trainer's only optimizer.
-        gradients: computes the loss of a batch and its gradients.
-    """
+    """Does the same arithmetic without the hooks, for fits in which nothing overrides them."""
 
     hook: str | None = "training_step"
 

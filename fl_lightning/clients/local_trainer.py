@@ -22,16 +22,6 @@ from fl_lightning.lightning.round_clock import VisitClock
 class LocalTrainer:
     """Takes a client's local steps.
 
-    Args:
-        trainer: the trainer.
-        calls: how the module takes a batch.
-        batches: the clients' batches.
-        rule: the client rule.
-        hooks: what the client rule does inside steps.
-        step: takes one step.
-        log: takes the place of the module's ``log`` meanwhile.
-        clock: is told of every batch.
-
     Attributes:
         step: takes one step.
         log: takes the place of the module's ``log``.

@@ -19,10 +19,6 @@ class LossGradients(Protocol):
     def __call__(self, batch: Any, index: int) -> Tensor | None:
         """Computes them.
 
-        Args:
-            batch: on the module's device.
-            index: its place in the visit, over all passes.
-
         Returns:
             The detached loss with the client rule's term; ``None`` if the module skips the batch.
         """
@@ -37,14 +33,12 @@ class LossGradients(Protocol):
 class EagerGradients:
     """Computes them as a loop written by hand does: ``training_step``, ``zero_grad``, ``backward``.
 
-    Args:
-        calls: how the module takes a batch.
-        hooks: what the client rule does.
-        optimizer: forgets old gradients.
+    Attributes:
+        optimizer: as given.
     """
 
     def __init__(self, calls: ModuleCalls, hooks: ClientHooks, optimizer: FastSGD) -> None:
-        self._calls, self._hooks, self._optimizer = calls, hooks, optimizer
+        self._calls, self._hooks, self.optimizer = calls, hooks, optimizer
 
     def __call__(self, batch: Any, index: int) -> Tensor | None:
         """See :class:`LossGradients`."""
@@ -55,7 +49,7 @@ class EagerGradients:
 
     def differentiate(self, loss: Tensor | None) -> Tensor | None:
         """Leaves the gradients of a loss in the parameters; ``None`` leaves no gradients there."""
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         if loss is None:
             return None
         torch.autograd.backward(loss)
@@ -66,4 +60,4 @@ class EagerGradients:
 
     def take_optimizer(self, optimizer: FastSGD) -> None:
         """Gradients are for this optimizer from now on."""
-        self._optimizer = optimizer
+        self.optimizer = optimizer

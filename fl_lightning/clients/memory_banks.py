@@ -20,11 +20,7 @@ _VOTES: tuple[Vote, ...] = ("yes", "perhaps", "no")
 
 
 class MemoryBanks:
-    """Finds the banks of a module by what visits do to its buffers.
-
-    Args:
-        module: the module.
-    """
+    """Finds the banks of a module by what visits do to its buffers."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -44,12 +40,7 @@ class MemoryBanks:
         return any(self._pointers.values())
 
     def votes(self, before: Mapping[str, Tensor], samples: int) -> dict[str, Vote]:
-        """What a client's visit says of the buffers that it has changed and that have pointers beside them.
-
-        Args:
-            before: the round's buffers by name.
-            samples: that the visit has seen.
-        """
+        """What a client's visit says of the buffers that it has changed and that have pointers beside them."""
         votes: dict[str, Vote] = {}
         for name, pointers in self._pointers.items():
             owner, key = self._owners[name]

@@ -18,9 +18,6 @@ from fl_lightning.lightning.training_output import loss_of
 class ModuleCalls:
     """Calls ``training_step`` as Lightning does.
 
-    Args:
-        trainer: the trainer; its module is on its device.
-
     Attributes:
         module: the trainer's module.
         hooked: hooks of the module or the data module see batches on their way to the device.

@@ -41,11 +41,7 @@ class Left:
 
 
 class ModuleVisits:
-    """Lets every visit begin with the module as the round found it.
-
-    Args:
-        module: the module.
-    """
+    """Lets every visit begin with the module as the round found it."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -187,11 +183,7 @@ def _merge_object(changes: Sequence[tuple[Kept, Any, bool]]) -> None:
 
 
 class _Settled:
-    """What is new in a visit, fit to outlast it: tensors without graphs, in memory of their own.
-
-    Args:
-        state: what was there before.
-    """
+    """What is new in a visit, fit to outlast it: tensors without graphs, in memory of their own."""
 
     def __init__(self, state: ObjectState) -> None:
         self._known = set(map(id, state.known))

@@ -19,9 +19,6 @@ class SchedulerStates:
 
     Not through ``state_dict``: it holds wrapped schedulers by reference in many classes outside torch, and copies of
     them would go on with copies of the optimizer.
-
-    Args:
-        schedulers: the schedulers.
     """
 
     def __init__(self, schedulers: Sequence[Any]) -> None:

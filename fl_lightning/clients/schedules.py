@@ -41,10 +41,6 @@ class Schedules:
     Schedulers that the module steps by hand move as they did in the round's visits: by the steps of their optimizer
     that a round has, which the first visit tells, or once.
 
-    Args:
-        trainer: the trainer; its optimizers and schedulers exist.
-        clock: of its epoch loop, with a plan.
-
     Attributes:
         local_steps: optimizer steps of the fit so far, of all clients whose rounds counted.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fl_lightning.clients.base import CohortRunner, Executor
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.upload import Upload
-from fl_lightning.lightning.epoch_loop import ClientTask
+from fl_lightning.lightning.client_task import ClientTask
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,3 @@ class SequentialRunner(CohortRunner):
     def train(self, task: ClientTask) -> Upload:
         """Trains the client on the bound module."""
         return self._clients.train(task)
-
-    def end_round(self) -> str | None:
-        """See :meth:`CohortRunner.end_round`."""
-        return self._clients.check_plans()

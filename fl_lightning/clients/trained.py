@@ -18,10 +18,6 @@ def trained_names(module: nn.Module, optimizers: Sequence[Optimizer]) -> tuple[s
 
     A module without optimizers moves its parameters by hand: there, all that require gradients count.
 
-    Args:
-        module: the module.
-        optimizers: what its ``configure_optimizers`` gave.
-
     Raises:
         ValueError: they hold none, or a tensor that is no parameter of the module and would pass from client to client.
     """

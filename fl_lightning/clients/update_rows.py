@@ -67,10 +67,6 @@ class UpdateRows:
                 f"the updates of clients_per_round={capacity} clients need {size:,} B on {theta.device}: sample fewer"
             ) from error
 
-    def holds_update(self, index: int) -> bool:
-        """Whether row ``index`` holds an update of this round."""
-        return index in self._received
-
     def begin_round(self) -> None:
         """Nothing of the round before counts any more."""
         self._received.clear()

@@ -19,7 +19,7 @@ from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.log_recorder import LoggerCall, LoggerStandIn, LogRecorder
 from fl_lightning.clients.module_visits import Left
 from fl_lightning.clients.upload import Upload
-from fl_lightning.lightning.epoch_loop import ClientTask
+from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.fast_log import LogCall
 
 
@@ -51,11 +51,7 @@ class Outcome:
 
 
 class Visits:
-    """Trains clients in a copy of the fit, which stays as it is.
-
-    Args:
-        clients: trains the clients: that of the copy.
-    """
+    """Trains clients in a copy of the fit, which stays as it is."""
 
     def __init__(self, clients: ClientRunner) -> None:
         self._clients = clients
@@ -73,12 +69,7 @@ class Visits:
             trainer.loggers = loggers
 
     def visit(self, task: ClientTask, place: int) -> Outcome:
-        """Trains a client.
-
-        Args:
-            task: the client.
-            place: of the task among the round's.
-        """
+        """Trains a client."""
         clients, trainer = self._clients, self._clients.trainer
         assert task.client_id is not None
         self._log.calls = []
@@ -100,11 +91,7 @@ class Visits:
 
 
 class Replays:
-    """Lets happen here what happened in a copy.
-
-    Args:
-        clients: trains the fit's clients.
-    """
+    """Lets happen here what happened in a copy."""
 
     def __init__(self, clients: ClientRunner) -> None:
         self._clients = clients

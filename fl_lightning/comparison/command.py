@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fl_lightning.algorithms import ServerRule
-from fl_lightning.comparison.compare import make_session
 from fl_lightning.comparison.comparison import FILES
 from fl_lightning.comparison.methods import BOUNDS, method_names, rule_from
+from fl_lightning.comparison.plan import MOST
+from fl_lightning.comparison.session import Session
 from fl_lightning.comparison.yaml_project import YamlProject
 from fl_lightning.fit.strategy import FederatedStrategy
 
@@ -34,24 +35,13 @@ def run(arguments: Sequence[str]) -> int:
         project = YamlProject([*(f"--config={file}" for file in options.config), *project_options])
         if options.lr is not None:
             project.check_learning_rates()
+        methods = {name: _strategy(name, rule, project.strategy) for name, rule in rules.items()}
+        given = {
+            name: value for name, value in vars(options).items() if name not in ("config", "methods", "lr", "dry_run")
+        }
+        given["seeds"] = options.seeds[0] if len(options.seeds) == 1 else options.seeds
         rates = options.lr or [project.learning_rate()]
-        seeds = range(options.seeds[0]) if len(options.seeds) == 1 else options.seeds
-        session = make_session(
-            project,
-            {name: _strategy(name, rule, project.strategy) for name, rule in rules.items()},
-            project.strategy,
-            folder=options.folder,
-            learning_rates=tuple(rates),
-            seeds=seeds,
-            bounds=options.bounds,
-            metric=options.metric,
-            test_metric=options.test_metric,
-            select=options.select,
-            jobs=options.jobs,
-            save_seconds=options.save_seconds,
-            tuning_seeds=options.tuning_seeds,
-            divisions=options.divisions,
-        )
+        session = Session(project, methods, project.strategy, learning_rates=rates, **given)
         found = session.carry_out(only_cost=options.dry_run)
     except (ValueError, TypeError, RuntimeError) as error:
         sys.stderr.write(f"compare: {error}\n")
@@ -76,39 +66,23 @@ def _rules(texts: Sequence[str]) -> dict[str, ServerRule]:
 
 def _strategy(name: str, rule: ServerRule, base: FederatedStrategy) -> FederatedStrategy:
     """The project's strategy with a method in it."""
-    plain = {"local_epochs": 1, "local_steps": None, "client_optimizer_state": "reset"}
-    local = {name for name, default in plain.items() if base.arguments.get(name, default) != default}
-    changes: dict[str, Any] = {}
-    if rule.needs.full_gradients and local:
-        changes = plain
-        sys.stderr.write(
-            f"{name} sends the gradient of all of a client's data and trains nothing locally: "
-            f"{' and '.join(sorted(local))} of the project do not count for it\n"
-        )
     try:
-        return base.with_arguments(algorithm=rule, **changes)
+        return base.with_arguments(algorithm=rule)
     except ValueError as error:
         raise ValueError(f"{name} does not fit the project's strategy: {error}") from error
 
 
-def _positive(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a positive number, found {text}")
-    return number
-
-
-def _natural(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"must not be negative, found {text}")
+def _number(kind: Callable[[str], float], lowest: float, words: str, text: str) -> float:
+    number = kind(text)
+    if not lowest <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"must {words}, found {text}")
     return number
 
 
 def _count(text: str) -> int:
     number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be a positive integer, found {text}")
+    if not 1 <= number <= MOST:
+        raise argparse.ArgumentTypeError(f"must be between 1 and {MOST:,}, found {text}")
     return number
 
 
@@ -127,10 +101,17 @@ def _parser() -> argparse.ArgumentParser:
         help='such as FedAvg "QFedAvg(q=2)" my_project.MyRule; the first is the reference',
     )  # fmt: skip
     parser.add_argument(
-        "--lr", nargs="+", type=_positive, help="learning rates to pick from; default the project's own"
+        "--lr",
+        nargs="+",
+        type=partial(_number, float, 5e-324, "be a positive number"),
+        help="learning rates to pick from; default the project's own",
     )
     parser.add_argument(
-        "--seeds", nargs="+", type=_natural, default=[3], help="how many seeds (default 3), or several seeds"
+        "--seeds",
+        nargs="+",
+        type=partial(_number, int, 0, "not be negative"),
+        default=[3],
+        help="how many seeds (default 3), or several seeds",
     )
     parser.add_argument(
         "--tuning-seeds", type=_count, metavar="N",
@@ -153,7 +134,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=_count, default=1, help="runs at a time (default 1)")
     parser.add_argument("--folder", type=Path, default=Path("comparison"), help="where results go (default comparison)")
     parser.add_argument(
-        "--save-seconds", type=float, default=60.0, help="least seconds between a run's checkpoints (default 60)"
+        "--save-seconds",
+        type=partial(_number, float, 0, "not be negative"),
+        default=60.0,
+        help="least seconds between a run's checkpoints (default 60)",
     )
     parser.add_argument("--dry-run", action="store_true", help="only say what it would cost")
     return parser

@@ -8,21 +8,16 @@ from pathlib import Path
 from typing import Literal
 
 from fl_lightning.algorithms import ServerRule
-from fl_lightning.arguments import ANY, Bounds, check_unused, checked, shown
+from fl_lightning.arguments import ANY, Bounds, checked, shown
 from fl_lightning.comparison.comparison import Comparison
-from fl_lightning.comparison.methods import BOUNDS, Bounding
-from fl_lightning.comparison.plan import Plan, distinct
-from fl_lightning.comparison.project import ObjectProject, Project, described_each, rate_name
-from fl_lightning.comparison.runner import Runner
+from fl_lightning.comparison.plan import MOST
+from fl_lightning.comparison.project import ObjectProject, rate_name
 from fl_lightning.comparison.session import Session
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning.fit_description import plain
 from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer
 from fl_lightning.report.conclusion import LOCAL, POOLED
-
-_NO_MATTER = ("seed", "partition", "executor", "timeout", "log_client_names")
-"""Arguments of a strategy that are replaced, belong to the project, or change no result."""
 
 
 @checked(
@@ -33,8 +28,8 @@ _NO_MATTER = ("seed", "partition", "executor", "timeout", "log_client_names")
     learning_rates=Bounds(above=0, filled=True),
     seeds=Bounds(0),
     tuning_seeds=Bounds(1),
-    divisions=Bounds(1),
-    jobs=Bounds(1),
+    divisions=Bounds(1, MOST),
+    jobs=Bounds(1, MOST),
     save_seconds=Bounds(0),
 )
 def compare(
@@ -76,8 +71,8 @@ def compare(
             called with ``strategy`` and ``default_root_dir``. Progress bars and ModelCheckpoints are taken out.
         folder: where runs, tables and the report are kept.
         learning_rates: to pick from, separately for each method; by default the model is made without one.
-        seeds: how many seeds, counted from 0, or which. A seed decides the first weights and everything random in a
-            fit, but not how the data are divided: see ``divisions``.
+        seeds: how many seeds, counted from 0, or which; at most 1,000. A seed decides the first weights and everything
+            random in a fit, but not how the data are divided: see ``divisions``.
         metric: the validation metric to compare, by default the first where large values are good, or else the first.
         test_metric: the test metric that belongs to it, by default the one whose name has ``test`` for ``val``.
         select: a method's learning rate is the one with the best mean over the seeds of this number, on validation data
@@ -126,33 +121,19 @@ def compare(
     if learning_rates is not None:
         rate_name(model)
     methods = as_strategies(strategies)
-    first = next(iter(methods.values())).arguments  # as_strategies has seen to it that all divide data alike
-    if (
-        not isinstance(data, FederatedDataModule)
-        and not _makes(data, LightningDataModule)
-        and first.get("partition") is None
-    ):
+    first = next(iter(methods.values()))  # as_strategies has seen to it that all divide data alike
+    partition = first.arguments.get("partition")
+    if not isinstance(data, FederatedDataModule) and not _makes(data, LightningDataModule) and partition is None:
         raise ValueError(
             "data must be a FederatedDataModule, or a function that makes one, where strategies have no partition, "
             f"found {shown(data)}"
         )
-    project = ObjectProject(model, data, trainer, first.get("partition"), first.get("seed", 0))
-    session = make_session(
-        project,
-        methods,
-        next(iter(methods.values())),
-        folder=Path(folder),
-        learning_rates=(None,) if learning_rates is None else tuple(learning_rates),
-        seeds=range(seeds) if isinstance(seeds, int) else seeds,
-        bounds=bounds,
-        metric=metric,
-        test_metric=test_metric,
-        select=select,
-        jobs=jobs,
-        save_seconds=save_seconds,
-        tuning_seeds=tuning_seeds,
-        divisions=divisions,
-    )
+    session = Session(
+        ObjectProject(model, data, trainer, partition, first.arguments.get("seed", 0)), methods, first,
+        folder=Path(folder), learning_rates=(None,) if learning_rates is None else learning_rates, seeds=seeds,
+        bounds=bounds, metric=metric, test_metric=test_metric, select=select, jobs=jobs, save_seconds=save_seconds,
+        tuning_seeds=tuning_seeds, divisions=divisions,
+    )  # fmt: skip
     found = session.carry_out()
     assert found is not None
     return found
@@ -190,40 +171,3 @@ def as_strategies(methods: Mapping[str, FederatedStrategy | ServerRule]) -> dict
                 f"strategies must have one partition, found {divisions[first]} for {first} and {division} for {name}"
             )
     return made
-
-
-def make_session(
-    project: Project,
-    methods: Mapping[str, FederatedStrategy],
-    base: FederatedStrategy,
-    *,
-    folder: Path,
-    learning_rates: tuple[float | None, ...],
-    seeds: Sequence[int],
-    bounds: Bounding,
-    metric: str | None,
-    test_metric: str | None,
-    select: Literal["mean", "worst_10"],
-    jobs: int,
-    save_seconds: float,
-    tuning_seeds: int | None = None,
-    divisions: int = 1,
-) -> Session:
-    """What :func:`compare` carries out; see there. Clients of the bounds train as ``base`` says.
-
-    Raises:
-        ValueError: there is no seed or learning rate, one stands twice, or there are fewer seeds than ``tuning_seeds``.
-    """
-    distinct("learning_rates", [0.0 if rate is None else rate for rate in learning_rates])
-    distinct("seeds", seeds)
-    if len(learning_rates) == 1:
-        why = "where there is one learning rate, and none to pick"
-        check_unused("tuning_seeds", tuning_seeds, None, why)
-        check_unused("select", select, "mean", why)
-    plan = Plan((*methods, *BOUNDS[bounds]), learning_rates, tuple(seeds), tuning_seeds, divisions)
-    configuration = {"the project": project.configuration()}
-    for name, strategy in {**methods, **({"the bounds": base} if BOUNDS[bounds] else {})}.items():
-        given = {key: value for key, value in strategy.arguments.items() if key not in _NO_MATTER}
-        configuration[name] = described_each("", given)
-    runner = Runner(project, methods, base, folder, save_seconds)
-    return Session(runner, plan, configuration, metric, test_metric, select, jobs)

@@ -3,21 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import io
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import isnan
 from pathlib import Path
+from typing import Any
 
 from fl_lightning.arguments import TEXT, checked
-from fl_lightning.comparison.files import clients_csv, runs_csv
-from fl_lightning.comparison.fitted import Fitted, write_text
+from fl_lightning.comparison.files import write_text
 from fl_lightning.comparison.plan import Plan, Run
-from fl_lightning.comparison.selection import Measure, chosen_rates
-from fl_lightning.comparison.summary import MethodSummary, standings, summaries
+from fl_lightning.comparison.selection import STAGES, Measure, chosen_rates
 from fl_lightning.comparison.table import filled, notes, table_text
 from fl_lightning.lightning.names import rank_zero_warn
 from fl_lightning.report import FitRecord, write_report
 from fl_lightning.report.conclusion import conclude
+from fl_lightning.report.runs_of_a_method import by_method
+from fl_lightning.report.summary import Figure, MethodSummary, summaries
 
 FILES = ("table.md", "runs.csv", "clients.csv", "report.html")
 """What a comparison writes."""
@@ -39,16 +43,15 @@ class Comparison:
     """
 
     plan: Plan
-    results: Mapping[Run, Fitted]
+    results: Mapping[Run, FitRecord]
     failures: Mapping[Run, str]
     measure: Measure
 
     def __post_init__(self) -> None:
-        clients = {run: _clients(fitted.record) for run, fitted in self.results.items()}
         firsts: dict[int, Run] = {}
-        for run, found in clients.items():
+        for run, record in self.results.items():
             first = firsts.setdefault(run.division, run)
-            if found != clients[first]:
+            if _trained(record) != _trained(self.results[first]):
                 raise ValueError(
                     f"all runs must have the same clients, found others in ({run}) than in ({first}): the data has "
                     "changed, take another folder"
@@ -62,7 +65,7 @@ class Comparison:
     @cached_property
     def rows(self) -> list[MethodSummary]:
         """The numbers of the table."""
-        return summaries(self.plan, self.results, self.learning_rates, self.measure)
+        return self._summed(self.records)
 
     @cached_property
     def table(self) -> str:
@@ -72,8 +75,8 @@ class Comparison:
     @cached_property
     def conclusion(self) -> str:
         """What the table comes to, in words, what matters most first; empty where there is nothing to compare."""
-        rows = standings(self.plan, self.results, self.learning_rates, self.measure)
-        return "\n".join(map(filled, conclude(rows, self.measure.metric, self.measure.mode).paragraphs()))
+        paragraphs, _ = conclude(self.rows, self.measure.metric, self.measure.mode)
+        return "\n".join(map(filled, paragraphs))
 
     def __str__(self) -> str:
         return "\n\n".join(part for part in (self.table, self._notes, self.conclusion) if part)
@@ -86,12 +89,9 @@ class Comparison:
     def records(self) -> list[FitRecord]:
         """The records of the runs in the table, for :func:`fl_lightning.report.write_report`."""
         runs = [
-            run
-            for method in self.plan.methods
-            if method in self.learning_rates
-            for run in self.plan.of_method(method, self.learning_rates[method]).values()
+            run for method, rate in self.learning_rates.items() for run in self.plan.of_method(method, rate).values()
         ]
-        return [self.results[run].record for run in runs if run in self.results]
+        return [self.results[run] for run in runs if run in self.results]
 
     @checked()
     def write(self, folder: str | Path) -> list[Path]:
@@ -105,23 +105,68 @@ class Comparison:
         Returns:
             What was written.
         """
-        folder = Path(folder)
-        page = (self.conclusion, table_text(self.rows, width=None), self._notes)
-        texts = (
-            "\n\n".join(part for part in page if part) + "\n",
-            runs_csv(self.plan, self.results, self.learning_rates, self.measure, self.failures),
-            clients_csv(self.plan, self.results, self.learning_rates),
-        )
-        written = [folder / name for name in FILES[:-1]]
+        written = [Path(folder) / name for name in FILES[:-1]]
+        page = "\n\n".join(part for part in (self.conclusion, table_text(self.rows, width=None), self._notes) if part)
+        texts = (f"{page}\n", _csv(map(self._run_row, self.plan.runs(self.learning_rates))), _csv(self._client_rows()))
         for path, text in zip(written, texts, strict=True):
             write_text(path, text)
         try:
-            written.append(write_report(self.records, folder / FILES[-1]))
+            written.append(write_report(self.records, Path(folder) / FILES[-1]))
         except ImportError as missing:
             rank_zero_warn(f"{FILES[-1]} is left out: {missing}")
         return written
 
+    def _summed(self, records: list[FitRecord]) -> list[MethodSummary]:
+        found = self.measure
+        return summaries(by_method(records), found.metric, found.reported_on, found.mode, self.plan.methods[0])
 
-def _clients(record: FitRecord) -> dict[str, int]:
+    def _named(self, run: Run) -> dict[str, Any]:
+        picked = run.method in self.learning_rates and self.learning_rates[run.method] == run.learning_rate
+        return {
+            "method": run.method, "learning_rate": run.learning_rate, "division": run.division, "seed": run.seed,
+            "picked": int(picked),
+        }  # fmt: skip
+
+    def _run_row(self, run: Run) -> dict[str, Any]:
+        """A run, those that failed as well."""
+        record, measure = self.results.get(run), self.measure
+        (row,) = [MethodSummary("")] if record is None else self._summed([record])
+        picked = Figure(), Figure()
+        if record is not None:
+            mode = measure.picked_mode or measure.mode
+            (found,) = summaries(by_method([record]), measure.picked_by, "val", mode)
+            picked = found.mean, found.worst_10
+        return {
+            **self._named(run), "status": "failed" if record is None else "finished", "val_mean": picked[0].mean,
+            "val_worst_10": picked[1].mean, "mean": row.mean.mean, "worst_10": row.worst_10.mean,
+            "worst_client": row.worst_client, "worst": row.worst.mean, "angle": row.angle.mean,
+            "conflicts": row.conflicts, "seconds": row.seconds, "error": self.failures.get(run, ""),
+        }  # fmt: skip
+
+    def _client_rows(self) -> Iterable[dict[str, Any]]:
+        """Each client's values at the end of a finished run, stage by stage and metric by metric."""
+        for run in filter(self.results.__contains__, self.plan.runs(self.learning_rates)):
+            record = self.results[run]
+            for found in filter(None, map(record.last_values, STAGES)):
+                for metric, values in found.values.items():
+                    for client, samples, value in zip(found.client_ids, found.sizes, values, strict=True):
+                        yield {
+                            **self._named(run), "stage": found.stage, "client": client,
+                            "name": record.client_names[client], "samples": samples, "metric": metric, "value": value,
+                        }  # fmt: skip
+
+
+def _csv(rows: Iterable[Mapping[str, Any]]) -> str:
+    file, writer = io.StringIO(), None
+    for row in rows:
+        if writer is None:
+            writer = csv.DictWriter(file, list(row), lineterminator="\n")
+            writer.writeheader()
+        missing = [name for name, value in row.items() if value is None or (isinstance(value, float) and isnan(value))]
+        writer.writerow({**row, **dict.fromkeys(missing, "")})
+    return file.getvalue()
+
+
+def _trained(record: FitRecord) -> dict[str, int]:
     """The clients that train, and their samples."""
     return {name: size for name, size in zip(record.client_names, record.client_sizes, strict=True) if size}

@@ -1,101 +1,106 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of a comparison as CSV: a row per run, and a row per run and client."""
+"""The folder of a comparison: files that are there as a whole or not at all, all of one configuration."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isnan
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from fl_lightning.comparison.fitted import Fitted
-from fl_lightning.comparison.plan import Plan, Run
-from fl_lightning.comparison.selection import STAGES, Measure, summary_of
-from fl_lightning.comparison.summary import client_values, worst_client
-from fl_lightning.report.conclusion import LOCAL, POOLED
+from fl_lightning.report import FitRecord, record_from_json, record_to_json
 
-RUN_COLUMNS = (
-    "method", "learning_rate", "division", "seed", "picked", "status", "val_mean", "val_worst_10", "mean", "worst_10",
-    "worst_client", "worst", "angle", "conflicts", "seconds", "error",
-)  # fmt: skip
-CLIENT_COLUMNS = (
-    "method", "learning_rate", "division", "seed", "picked", "stage", "client", "name", "samples", "metric", "value",
-)  # fmt: skip
+_PATIENCE = 3.0
+"""Seconds: the processes of a command that was killed end a moment later."""
+_SHOWN = 6
+_MISSING = "not given"
 
 
-def runs_csv(
-    plan: Plan,
-    results: Mapping[Run, Fitted],
-    chosen: Mapping[str, float | None],
-    measure: Measure,
-    failures: Mapping[Run, str],
-) -> str:
-    """A row per run, those that failed as well."""
-    rows = []
-    for run in plan.runs(chosen):
-        row: dict[str, Any] = {"picked": _picked(run, chosen), "status": "failed", "error": failures.get(run, "")}
-        fitted = results.get(run)
-        if fitted is not None:
-            row |= {"status": "finished", "seconds": fitted.seconds, **_figures(run, fitted, measure)}
-        rows.append({**_named(run), **row})
-    return _text(RUN_COLUMNS, rows)
+def write_text(path: Path, text: str) -> None:
+    """Writes a file beside its place and moves it there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f"{path.name}.part")
+    with scratch.open("w", encoding="utf-8", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
 
 
-def clients_csv(plan: Plan, results: Mapping[Run, Fitted], chosen: Mapping[str, float | None]) -> str:
-    """A row per finished run, stage, client and metric, at the end of the fit."""
-    runs = [(run, results[run]) for run in plan.runs(chosen) if run in results]
-    return _text(
-        CLIENT_COLUMNS,
-        ({**_named(run), "picked": _picked(run, chosen), **row} for run, fitted in runs for row in _clients(fitted)),
-    )
+def write_run(path: Path, record: FitRecord) -> None:
+    """Writes what a finished run leaves."""
+    write_text(path, f"{record_to_json(record)}\n")
 
 
-def _figures(run: Run, fitted: Fitted, measure: Measure) -> dict[str, Any]:
-    record = fitted.record
-    found = summary_of(record, measure.reported_on, measure.metric, measure.mode)
-    picked = summary_of(record, "val", measure.picked_by, measure.picked_mode or measure.mode)
-    name = worst_client([fitted], measure)
-    conflicts = () if run.method in (LOCAL, POOLED) else record.rounds.conflicts
-    return {
-        **{key: found.get(key) for key in ("mean", "worst_10", "angle")},
-        "val_mean": picked.get("mean"),
-        "val_worst_10": picked.get("worst_10"),
-        "worst_client": name,
-        "worst": client_values(fitted, measure).get(name),
-        "conflicts": sum(conflicts) / len(conflicts) if conflicts else None,
-    }
+def read_run(path: Path) -> FitRecord | None:
+    """What :func:`write_run` wrote, or ``None`` if there is no such file.
+
+    Raises:
+        ValueError: it is damaged, or of another version.
+    """
+    if not path.exists():
+        return None
+    try:
+        return record_from_json(path.read_text(encoding="utf-8"))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{path} is no file of a finished run ({error}): delete it, and the run is repeated"
+        ) from error
 
 
-def _clients(fitted: Fitted) -> Iterator[dict[str, Any]]:
-    names = fitted.record.client_names
-    for stage in STAGES:
-        found = fitted.record.last_values(stage)
-        for metric, values in () if found is None else found.values.items():
-            assert found is not None
-            for client, samples, value in zip(found.client_ids, found.sizes, values, strict=True):
-                yield {
-                    "stage": stage, "client": client, "name": names[client], "samples": samples, "metric": metric,
-                    "value": value,
-                }  # fmt: skip
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Keeps other commands out of a folder; where the system has no such locks, nothing does.
+
+    Raises:
+        RuntimeError: another command is at work there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with (folder / "lock").open("w") as file:
+        last = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > last:
+                    raise RuntimeError(f"another comparison is at work in {folder}") from None
+                time.sleep(0.1)
+        yield
 
 
-def _named(run: Run) -> dict[str, Any]:
-    return {"method": run.method, "learning_rate": run.learning_rate, "division": run.division, "seed": run.seed}
+def check_configuration(folder: Path, configuration: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuses to mix runs of different configurations; parts that are new are added.
+
+    Raises:
+        ValueError: an entry is another one than that of the runs in this folder.
+    """
+    file, new = folder / "configuration.json", json.loads(json.dumps(configuration))
+    old = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    changed = [
+        f"{name} of {part} was {_short(old[part].get(name, _MISSING))} and is {_short(new[part].get(name, _MISSING))}"
+        for part in new
+        if part in old
+        for name in {**old[part], **new[part]}
+        if old[part].get(name, _MISSING) != new[part].get(name, _MISSING)
+    ]
+    if changed:
+        more = f", and {len(changed) - _SHOWN} more entries" if len(changed) > _SHOWN else ""
+        raise ValueError(
+            f"{folder} holds runs of another configuration: {', '.join(changed[:_SHOWN])}{more}. Take another folder, "
+            "or delete this one"
+        )
+    write_text(file, json.dumps({**old, **new}, indent=1, sort_keys=True))
 
 
-def _picked(run: Run, chosen: Mapping[str, float | None]) -> int:
-    return int(run.method in chosen and chosen[run.method] == run.learning_rate)
-
-
-def _text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    file = io.StringIO()
-    writer = csv.DictWriter(file, columns, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({name: "" if _missing(value) else value for name, value in row.items()})
-    return file.getvalue()
-
-
-def _missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and isnan(value))
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -6,11 +6,9 @@ from __future__ import annotations
 import inspect
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.comparison.fitted import Fitted
 from fl_lightning.comparison.project import Parts
 from fl_lightning.data.sources import defines
 from fl_lightning.lightning.checkpoint_io import newest_checkpoint
@@ -19,80 +17,60 @@ from fl_lightning.report import FitRecord
 from fl_lightning.report.callbacks.fit_recorder import FitRecorder
 from fl_lightning.report.record_builder import RecordBuilder
 
-_CHECKPOINT = "newest.ckpt"
 
+class _Saves(Callback):
+    """Saves a checkpoint between rounds now and then."""
 
-class Keeper(Callback):
-    """Saves a checkpoint between rounds now and then, counts seconds, and tells of each round.
-
-    Args:
-        folder: for the checkpoint.
-        save_seconds: how long to wait for the next one.
-        tell: called after each round.
-    """
-
-    def __init__(self, folder: Path, save_seconds: float, tell: Callable[[], None]) -> None:
-        self.folder, self._save_seconds, self._tell = folder, save_seconds, tell
-        self._before, self._began = 0.0, time.perf_counter()
-        self._saved = self._began
-
-    @property
-    def seconds(self) -> float:
-        """Since the fit began, without pauses between an interruption and its resumption."""
-        return self._before + time.perf_counter() - self._began
+    def __init__(self, folder: Path, save_seconds: float) -> None:
+        self._file, self._save_seconds, self._saved = folder / "newest.ckpt", save_seconds, time.perf_counter()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A round and its validation are over."""
         if time.perf_counter() - self._saved >= self._save_seconds:
-            trainer.save_checkpoint(self.folder / _CHECKPOINT)
+            trainer.save_checkpoint(self._file)
             self._saved = time.perf_counter()
-        self._tell()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The seconds so far."""
-        return {"seconds": self.seconds}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on counting."""
-        self._before = state_dict["seconds"]
 
 
-def fit(parts: Parts, keeper: Keeper) -> Fitted:
-    """Trains, from the keeper's newest checkpoint if there is one, and evaluates.
+def fit(parts: Parts, folder: Path | None = None, save_seconds: float = 0.0) -> FitRecord:
+    """Trains, from the newest checkpoint if there is one, and evaluates.
 
     Args:
-        parts: what to train; the trainer gets two callbacks.
-        keeper: has the checkpoints.
+        parts: what to train; the trainer gets callbacks.
+        folder: for checkpoints; ``None``: none are written or read.
+        save_seconds: least time between two of them.
     """
-    recorder, folder = FitRecorder(), keeper.folder
-    module, data, trainer = parts.module, parts.data, parts.trainer
-    trainer.callbacks += [recorder, keeper]  # type: ignore[attr-defined]
-    own: dict[str, Any] = {"weights_only": False}  # a file of ours: hyperparameters of all kinds may be in it
-    own = {name: value for name, value in own.items() if name in inspect.signature(trainer.fit).parameters}
-    found = newest_checkpoint(folder, weights_only=False) if folder.exists() else None
+    recorder, module, data, trainer = FitRecorder(), parts.module, parts.data, parts.trainer
+    trainer.callbacks += [recorder]  # type: ignore[attr-defined]
+    options: dict[str, Any] = {}
+    if folder is not None:
+        trainer.callbacks += [_Saves(folder, save_seconds)]  # type: ignore[attr-defined]
+        found = newest_checkpoint(folder, weights_only=False) if folder.exists() else None
+        # A file of ours: hyperparameters of all kinds may be in it.
+        own = {"ckpt_path": found, "weights_only": False}
+        known = inspect.signature(trainer.fit).parameters
+        options = {} if found is None else {name: value for name, value in own.items() if name in known}
     handler = signal.getsignal(signal.SIGINT)
     try:
-        trainer.fit(module, data, **({} if found is None else {"ckpt_path": found, **own}))
+        trainer.fit(module, data, **options)
         if defines(data, "test_dataloader"):
             trainer.test(module, data, verbose=False)
         record = recorder.record
         last = record.last_values("val")
         if defines(data, "val_dataloader") and (last is None or last.round < trainer.current_epoch):
-            record = _validated(record, parts)
+            return _validated(record, parts)
     except SystemExit:
         if trainer.interrupted:
             signal.signal(signal.SIGINT, handler)  # Lightning lets it be ignored, because it ends the process
             raise KeyboardInterrupt from None
         raise
-    return Fitted(record, keeper.seconds)
+    return record
 
 
 def _validated(record: FitRecord, parts: Parts) -> FitRecord:
     """The record with a validation at the end of the fit, where the last one lies some rounds back."""
     parts.trainer.validate(parts.module, parts.data, verbose=False)
     found = parts.trainer.strategy.last_evaluation  # type: ignore[attr-defined]
-    if found is None or found.stage != "val":
-        return record
     builder = RecordBuilder(record)
-    builder.add_evaluation(found)
+    if found is not None and found.stage == "val":
+        builder.add_evaluation(found)
     return builder.record()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 from collections.abc import Mapping
 from importlib import import_module
@@ -12,7 +11,7 @@ from typing import Any, Literal
 
 from fl_lightning import algorithms
 from fl_lightning.algorithms import ServerRule
-from fl_lightning.arguments import TEXT, checked
+from fl_lightning.arguments import TEXT, checked, nearest
 from fl_lightning.report.conclusion import LOCAL, POOLED
 
 Bounding = Literal["both", "local", "pooled", "none"]
@@ -53,11 +52,8 @@ def _call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     try:
         node = ast.parse(text.strip(), mode="eval").body
         call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-        parts, place = [], call.func
-        while isinstance(place, ast.Attribute):
-            parts.append(place.attr)
-            place = place.value
-        if not isinstance(place, ast.Name) or any(keyword.arg is None for keyword in call.keywords):
+        name = ast.unparse(call.func)
+        if not all(map(str.isidentifier, name.split("."))) or any(keyword.arg is None for keyword in call.keywords):
             raise ValueError("no name, or ** in front of an argument")
         positional = [ast.literal_eval(argument) for argument in call.args]
         named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
@@ -65,26 +61,23 @@ def _call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
         raise ValueError(
             f"a method must be a name such as FedLF, with arguments such as QFedAvg(q=2), found {text!r}"
         ) from error
-    return ".".join([place.id, *reversed(parts)]), positional, named
+    return name, positional, named
 
 
 def _class(name: str) -> type[ServerRule]:
     module, _, attribute = name.rpartition(".")
-    if module:
-        try:
-            found = getattr(import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
+    try:
+        found = getattr(import_module(module) if module else algorithms, attribute)
+    except (ImportError, AttributeError) as error:
+        if module:
             raise ValueError(f"the method {name} cannot be imported: {error}") from error
-        if not _is_rule(found):
-            raise ValueError(f"the method {name} must be a subclass of fl_lightning.algorithms.ServerRule")
-        return found  # type: ignore[no-any-return]
-    names = method_names()
-    if name not in names:
-        folded = {known.casefold(): known for known in names}
-        near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.4)
-        hint = f"did you mean {folded[near[0]]}? " if near else ""
-        raise ValueError(f"there is no method {name!r}: {hint}there are {', '.join(names)}")
-    return getattr(algorithms, name)  # type: ignore[no-any-return]
+        found = None
+    if not module and not _is_rule(found):
+        names = method_names()
+        raise ValueError(f"there is no method {name!r}{nearest(name, names) or ':'} there are {', '.join(names)}")
+    if not _is_rule(found):
+        raise ValueError(f"the method {name} must be a subclass of fl_lightning.algorithms.ServerRule")
+    return found  # type: ignore[no-any-return]
 
 
 def _is_rule(value: object) -> bool:

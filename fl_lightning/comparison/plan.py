@@ -13,6 +13,8 @@ from itertools import chain
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.report.repetitions import Repetition
 
+MOST = 1_000
+"""Seeds, divisions and runs at a time: whoever asks for more has mistaken one number for another."""
 _LONGEST = 60
 
 
@@ -41,12 +43,15 @@ class Run:
     @property
     def key(self) -> str:
         """Name of the run's file and folder: letters, digits, and signs that every file system takes."""
-        method = re.sub(r"[^\w.=+-]+", "-", self.method, flags=re.ASCII)[:_LONGEST]
-        if method != self.method:
-            method += f"-{hashlib.sha256(self.method.encode()).hexdigest()[:8]}"
         rate = "own" if self.learning_rate is None else repr(self.learning_rate)
         division = f"--division-{self.division}" if self.division else ""
-        return f"{method}--lr-{rate}{division}--seed-{self.seed}"
+        return f"{file_name(self.method)}--lr-{rate}{division}--seed-{self.seed}"
+
+
+def file_name(method: str) -> str:
+    """A method's name in letters, digits, and signs that every file system takes."""
+    name = re.sub(r"[^\w.=+-]+", "-", method, flags=re.ASCII)[:_LONGEST]
+    return name if name == method else f"{name}-{hashlib.sha256(method.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class Plan:
         divisions: how often the data are divided anew; each division runs with every seed.
 
     Raises:
-        ValueError: ``tuning_seeds`` is more than there are seeds.
+        ValueError: there is no seed or learning rate, one stands twice, or there are fewer seeds than ``tuning_seeds``.
     """
 
     methods: tuple[str, ...]
@@ -72,6 +77,9 @@ class Plan:
     divisions: int = 1
 
     def __post_init__(self) -> None:
+        for name, values in (("learning_rates", self.learning_rates), ("seeds", self.seeds)):
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"{name} must hold one or more different values, found {list(values)}")
         if self.tuning_seeds is not None and self.tuning_seeds > len(self.seeds):
             raise ValueError(
                 f"tuning_seeds must be at most the number of seeds, {len(self.seeds)}, found {self.tuning_seeds}"
@@ -106,11 +114,7 @@ class Plan:
         )
 
     def further(self, picked: Mapping[str, float | None]) -> Iterator[Run]:
-        """The runs of the other repetitions.
-
-        Args:
-            picked: the learning rates by method; methods without one have no such runs.
-        """
+        """The runs of the other repetitions."""
         return (
             Run(method, picked[method], seed, division)
             for division, seed in self.others
@@ -126,17 +130,16 @@ class Plan:
         """A method's runs with one learning rate."""
         return {repetition: Run(method, rate, repetition.seed, repetition.division) for repetition in self.repetitions}
 
-    @property
-    def reference(self) -> str:
-        """The method that others are compared with."""
-        return self.methods[0]
 
-
-def distinct(name: str, values: Sequence[float]) -> None:
-    """Refuses a list in which a value stands twice, or none at all.
+def seed_list(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    """Seeds as people give them: how many, or which.
 
     Raises:
-        ValueError: it does.
+        ValueError: there are more than 1,000.
     """
-    if not values or len(set(values)) < len(values):
-        raise ValueError(f"{name} must hold one or more different values, found {list(values)}")
+    count = seeds if isinstance(seeds, int) else len(seeds)
+    if count > MOST:
+        raise ValueError(
+            f"seeds must be at most {MOST:,} seeds, found {count:,}: a list, such as [{count}], names them"
+        )
+    return tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)

@@ -37,13 +37,7 @@ RATE_NAMES = ("lr", "learning_rate")
 
 @dataclass(frozen=True)
 class Parts:
-    """What one run trains.
-
-    Attributes:
-        module: with its first weights.
-        data: divided among clients.
-        trainer: with the strategy of the run.
-    """
+    """What one run trains: a module with its first weights, divided data, and a trainer with the run's strategy."""
 
     module: LightningModule
     data: LightningDataModule
@@ -54,25 +48,19 @@ class Project(Protocol):
     """Makes the parts of runs."""
 
     def build(self, run: Run, strategy: FederatedStrategy, root: Path) -> Parts:
-        """Makes all parts anew, after seeding; the data are a :class:`FederatedDataModule`.
-
-        Args:
-            run: what to build for.
-            strategy: of the trainer; without ``partition``.
-            root: the trainer's ``default_root_dir``.
-        """
+        """Makes all parts anew, after seeding, in a ``default_root_dir``; the strategy has no ``partition``."""
 
     def configuration(self) -> Mapping[str, Any]:
         """Whatever changes results, in plain values by name; the strategies apart."""
 
 
 class ObjectProject:
-    """A project in Python objects.
+    """A project in Python objects, as :func:`fl_lightning.compare` takes them.
 
     Args:
-        model: makes the module; gets the learning rate under the name ``lr`` or ``learning_rate``.
+        model: makes the module.
         data: the data, or a function that makes them; ``None`` if the module has them with it.
-        trainer: makes the trainer from a strategy and ``default_root_dir``.
+        trainer: makes the trainer.
         partition: how to divide data that is not divided.
         seed: of this division.
     """
@@ -133,13 +121,6 @@ def divided(
     data: object, module: LightningModule, partition: object, seed: int, division: int = 0
 ) -> FederatedDataModule:
     """Data divided among clients: as they say, or by a strategy's partition.
-
-    Args:
-        data: of the project.
-        module: in the place of data that are ``None``.
-        partition: of the strategy.
-        seed: of the partition.
-        division: is added to the seed that decides the division.
 
     Raises:
         ValueError: nothing says how to divide them.

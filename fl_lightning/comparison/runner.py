@@ -3,43 +3,34 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
-import time
+import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from fl_lightning.comparison.bounds import OneLearner, bound_strategy
-from fl_lightning.comparison.cost import Timing
-from fl_lightning.comparison.fit import Keeper, fit
-from fl_lightning.comparison.fitted import Fitted, merged, read_fitted, write_fitted
-from fl_lightning.comparison.plan import Run
+from fl_lightning.comparison.bounds import OneLearner, bound_strategy, merged
+from fl_lightning.comparison.files import read_run, write_run
+from fl_lightning.comparison.fit import fit
+from fl_lightning.comparison.plan import Run, file_name
 from fl_lightning.comparison.project import Parts, Project
-from fl_lightning.comparison.quiet import quiet
-from fl_lightning.comparison.selection import STAGES
 from fl_lightning.core.seeding import isolated
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.sources import defines
 from fl_lightning.fit.strategy import FederatedStrategy
-from fl_lightning.metrics.functional import Mode
+from fl_lightning.report import FitRecord
 from fl_lightning.report.conclusion import LOCAL, POOLED
 
 
 @dataclass(frozen=True)
 class Runner:
-    """Knows how to carry out every run.
-
-    Attributes:
-        project: makes module, data and trainer.
-        strategies: of the methods, by name.
-        base: says how the clients of the bounds train.
-        folder: of the comparison.
-        save_seconds: least time between two checkpoints of a run.
-    """
+    """Knows how to carry out every run of a :class:`~fl_lightning.comparison.session.Session`."""
 
     project: Project
     strategies: Mapping[str, FederatedStrategy]
@@ -47,67 +38,45 @@ class Runner:
     folder: Path
     save_seconds: float
 
-    def finished(self, run: Run) -> Fitted | None:
+    def finished(self, run: Run) -> FitRecord | None:
         """What a run has left, or ``None`` if it is not over."""
-        return read_fitted(self._file(run))
+        return read_run(self._file(run))
 
-    def carry_out(self, run: Run, tell: Callable[[], None]) -> None:
-        """Carries a run out, from where it was interrupted, and writes its file.
+    def timed(self, method: str) -> FitRecord | None:
+        """What :meth:`time` has kept of a method."""
+        return read_run(self.folder / "timings" / f"{file_name(method)}.json")
 
-        Args:
-            run: the run.
-            tell: called after every round; for ``"local only"`` after every round of every client.
-        """
+    def carry_out(self, run: Run) -> None:
+        """Carries a run out, from where it was interrupted, and writes its file."""
         folder = self.folder / "checkpoints" / run.key
         with self._alone(run):
             if run.method == LOCAL:
-                fitted = self._clients_alone(run, folder, tell)
+                found = self._clients_alone(run, folder)
             else:
-                parts = self._pooled(run) if run.method == POOLED else self._federated(run)
-                fitted = fit(parts, Keeper(folder, self.save_seconds, tell))
-                if isinstance(parts.data, OneLearner):
-                    fitted = replace(fitted, record=parts.data.renamed(fitted.record))
-        rate = fitted.record.learning_rate if run.learning_rate is None else run.learning_rate
+                parts = self._parts(run)
+                found = _named(parts, fit(parts, folder, self.save_seconds))
+        rate = found.learning_rate if run.learning_rate is None else run.learning_rate
         record = replace(
-            fitted.record, method=run.method, seed=run.seed, division=run.division, learning_rate=rate,
-            status="finished", is_bound=run.method in (LOCAL, POOLED),
+            found, method=run.method, seed=run.seed, division=run.division, learning_rate=rate, status="finished",
+            is_bound=run.method in (LOCAL, POOLED),
         )  # fmt: skip
-        write_fitted(self._file(run), Fitted(record, fitted.seconds))
+        write_run(self._file(run), record)
         shutil.rmtree(folder, ignore_errors=True)
 
-    def time(self, run: Run) -> Timing:
-        """Trains one round of a run and evaluates, to see how long it takes; nothing is kept.
+    def time(self, run: Run) -> None:
+        """Trains one round of a run and evaluates, to see how long it takes; its record is kept as the method's.
 
         For ``"local only"``, that is a round of one client, that of median size.
         """
-        folder = self.folder / "checkpoints" / f"timing--{run.key}"
-        shutil.rmtree(folder, ignore_errors=True)
         with self._alone(run):
-            fits, began = 1, time.perf_counter()
-            if run.method == LOCAL:
-                learner = self._learner(run)
-                clients = sorted(learner.clients, key=learner.sizes.__getitem__)
-                fits, parts = len(clients), self._client_alone(run, learner, clients[len(clients) // 2])
-            else:
-                parts = self._pooled(run) if run.method == POOLED else self._federated(run)
+            parts = self._parts(run)
             parts.trainer.logger = None
-            rounds = parts.trainer.max_epochs or 1
-            parts.trainer.fit_loop.max_epochs = 1
-            record = fit(parts, Keeper(folder, float("inf"), lambda: None)).record
-            seconds = time.perf_counter() - began
-        series = record.rounds
-        of_round = sum((*series.training_seconds, *series.server_seconds, *series.evaluation_seconds))
-        found = {stage: record.last_values(stage) for stage in STAGES}
-        metrics: dict[str, Mapping[str, Mode]] = {
-            stage: dict(values.modes) for stage, values in found.items() if values is not None
-        }
-        return Timing(fits, rounds, of_round, max(0.0, seconds - of_round), metrics)
+            rounds, parts.trainer.fit_loop.max_epochs = parts.trainer.max_epochs, 1
+            record = replace(_named(parts, fit(parts)), planned_rounds=rounds)
+        write_run(self.folder / "timings" / f"{file_name(run.method)}.json", record)
 
     def check_divisions(self, run: Run) -> None:
         """Refuses divisions that would all be the same.
-
-        Args:
-            run: any run.
 
         Raises:
             ValueError: nothing about the division follows from the seed of the data.
@@ -129,14 +98,17 @@ class Runner:
                 "evaluation data are given. FederatedDataModule(holdout=...) draws what is set aside by the seed"
             )
 
-    def _federated(self, run: Run) -> Parts:
-        return self._build(run, self.strategies[run.method])
-
-    def _pooled(self, run: Run) -> Parts:
+    def _parts(self, run: Run) -> Parts:
+        """What a run trains; of ``"local only"`` its client of median size."""
+        if run.method not in (LOCAL, POOLED):
+            return self._build(run, self.strategies[run.method])
         learner = self._learner(run)
+        if run.method == LOCAL:
+            return self._client_alone(run, learner, sorted(learner.clients, key=learner.sizes.__getitem__)[
+                len(learner.clients) // 2
+            ])  # fmt: skip
         learner.choose(learner.clients, None)
-        parts = self._build(run, bound_strategy(self.base, len(learner.clients)))
-        return replace(parts, data=learner)
+        return replace(self._build(run, bound_strategy(self.base, len(learner.clients))), data=learner)
 
     def _client_alone(self, run: Run, learner: OneLearner, client: int) -> Parts:
         learner.choose([client], [client])
@@ -144,19 +116,17 @@ class Runner:
         parts.trainer.logger = None  # a folder of logs per client helps nobody
         return replace(parts, data=learner)
 
-    def _clients_alone(self, run: Run, folder: Path, tell: Callable[[], None]) -> Fitted:
-        learner, fits = self._learner(run), dict[int, Fitted]()
+    def _clients_alone(self, run: Run, folder: Path) -> FitRecord:
+        learner, fits = self._learner(run), dict[int, FitRecord]()
         for client in learner.clients:
             place = folder / f"client-{client:06d}"
-            fitted = read_fitted(place.with_suffix(".json"))
-            if fitted is None:
-                parts = self._client_alone(run, learner, client)
-                fitted = fit(parts, Keeper(place, self.save_seconds, tell))
-                write_fitted(place.with_suffix(".json"), fitted)
+            found = read_run(place.with_suffix(".json"))
+            if found is None:
+                found = fit(self._client_alone(run, learner, client), place, self.save_seconds)
+                write_run(place.with_suffix(".json"), found)
                 shutil.rmtree(place, ignore_errors=True)
-            fits[client] = fitted
-        record = merged({client: one.record for client, one in fits.items()}, learner.names, learner.sizes)
-        return Fitted(record, sum(one.seconds for one in fits.values()))
+            fits[client] = found
+        return merged(fits, learner.names, learner.sizes)
 
     def _learner(self, run: Run) -> OneLearner:
         return OneLearner(self._build(run, bound_strategy(self.base, 1)).data)
@@ -172,7 +142,7 @@ class Runner:
     def _alone(self, run: Run) -> Iterator[None]:
         """What a run prints goes to its log; it computes with one thread and leaves generators as they were."""
         threads = torch.get_num_threads()
-        with quiet(self.folder / "logs" / run.key / "log.txt"), isolated(run.seed, torch.device("cpu")):
+        with _quiet(self.folder / "logs" / run.key / "log.txt"), isolated(run.seed, torch.device("cpu")):
             torch.set_num_threads(1)
             try:
                 yield
@@ -181,3 +151,29 @@ class Runner:
                 raise
             finally:
                 torch.set_num_threads(threads)
+
+
+def _named(parts: Parts, record: FitRecord) -> FitRecord:
+    return parts.data.renamed(record) if isinstance(parts.data, OneLearner) else record
+
+
+@contextmanager
+def _quiet(path: Path) -> Iterator[None]:
+    """While this lasts, prints, warnings and log messages of this process are added to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    screens = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    loggers = [logging.getLogger(), *(logging.getLogger(name) for name in tuple(logging.root.manager.loggerDict))]
+    handlers: list[logging.StreamHandler[Any]] = [
+        handler
+        for logger in loggers
+        for handler in logger.handlers
+        if isinstance(handler, logging.StreamHandler) and handler.stream in screens
+    ]
+    with path.open("a", encoding="utf-8") as file, redirect_stdout(file), redirect_stderr(file):
+        streams = [handler.setStream(file) for handler in handlers]
+        try:
+            yield
+        finally:
+            for handler, stream in zip(handlers, streams, strict=True):
+                if stream is not None:
+                    handler.setStream(stream)

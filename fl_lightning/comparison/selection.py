@@ -1,26 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which learning rate each method is reported with, and what its runs say."""
+"""Which metric counts, and which learning rate each method is reported with."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
 from statistics import fmean
 from typing import Literal
 
-import torch
-
-from fl_lightning.comparison.fitted import Fitted
+from fl_lightning.arguments import nearest
 from fl_lightning.comparison.plan import Plan, Run
-from fl_lightning.metrics.functional import Mode, fairness_summary
-from fl_lightning.report import ClientValues, FitRecord
-from fl_lightning.report.runs_of_a_method import PERSONAL, count_infinite, goodness
+from fl_lightning.metrics.functional import Mode
+from fl_lightning.report import FitRecord
+from fl_lightning.report.runs_of_a_method import PERSONAL, Method, Stage, goodness
 
 Rule = Literal["mean", "worst_10"]
-Stage = Literal["val", "test"]
 STAGES: tuple[Stage, Stage] = ("val", "test")
 _VALIDATION = re.compile(r"^(val|valid|validation)(?=[_/.-])")
 
@@ -50,16 +45,12 @@ class Measure:
 
 
 def measure_of(
-    metrics: Mapping[str, Mapping[str, Mode]],
-    several_rates: bool,
-    metric: str | None,
-    test_metric: str | None,
-    select: Rule,
+    record: FitRecord, several_rates: bool, metric: str | None, test_metric: str | None, select: Rule
 ) -> Measure:
     """Which metric is compared, and on which data.
 
     Args:
-        metrics: by stage, the metrics that clients have values of, and their modes.
+        record: any fit: it has the metrics.
         several_rates: whether there are learning rates to pick from.
         metric: the validation metric; default the first where large values are good, or else the first.
         test_metric: the test metric that belongs to it; default the one whose name has ``test`` for ``val``, or else
@@ -69,7 +60,7 @@ def measure_of(
     Raises:
         ValueError: there is no such metric, or no data to pick or report on.
     """
-    val, test = (_global_ones(metrics.get(stage, {})) for stage in STAGES)
+    val, test = (_modes(record, stage) for stage in STAGES)
     if not val and (several_rates or not test):
         wanted = "to pick learning rates on" if several_rates else "or a test split to report on"
         raise ValueError(
@@ -80,7 +71,7 @@ def measure_of(
     if metric is None:
         metric = next((name for name, mode in own.items() if mode == "max"), next(iter(own)))
     if metric not in own:
-        raise ValueError(f"metric must be one of {', '.join(own)}, found {metric!r}{_nearest(metric, own)}")
+        raise ValueError(f"metric must be one of {', '.join(own)}, found {metric!r}{nearest(metric, own)}")
     reported = metric if not test else test_metric or _test_name(metric, test)
     if reported not in (test or val):
         raise ValueError(
@@ -94,8 +85,11 @@ def measure_of(
     return Measure(select, selected, metric, stage, reported, test[reported], own[metric])
 
 
-def _global_ones(metrics: Mapping[str, Mode]) -> dict[str, Mode]:
-    return {name: mode for name, mode in metrics.items() if not name.startswith(PERSONAL)}
+def _modes(record: FitRecord, stage: Stage) -> dict[str, Mode]:
+    """The metrics of a stage but for those of the clients' own models, and which of their values are good."""
+    found = record.last_values(stage)
+    modes = {} if found is None else found.modes
+    return {name: mode for name, mode in modes.items() if not name.startswith(PERSONAL)}
 
 
 def _test_name(metric: str, names: Mapping[str, Mode]) -> str:
@@ -103,74 +97,25 @@ def _test_name(metric: str, names: Mapping[str, Mode]) -> str:
     return next((name for name in (renamed, metric) if name in names), "")
 
 
-def _nearest(name: str, names: Mapping[str, Mode]) -> str:
-    near = difflib.get_close_matches(name, names, n=1)
-    return f": did you mean {near[0]!r}?" if near else ""
-
-
-def values_of(record: FitRecord, stage: Stage, metric: str) -> tuple[ClientValues, list[float]] | None:
-    """Clients' values at the end of a fit, NaN for clients without one; those of their own models, where they have any.
-
-    Where the value of a client is infinite, all are NaN.
-
-    Args:
-        record: the fit.
-        stage: of the values.
-        metric: name of the metric.
-    """
-    found = record.last_values(stage)
-    name = None if found is None else next((n for n in (f"{PERSONAL}{metric}", metric) if n in found.values), None)
-    if found is None or name is None:
-        return None
-    # The others' values alone would flatter a fit that ends with an infinite one.
-    numbers = (None,) * len(found.client_ids) if count_infinite(record, found, name) else found.values[name]
-    return found, [float("nan") if value is None else value for value in numbers]
-
-
-def summary_of(record: FitRecord, stage: Stage, metric: str, mode: Mode) -> Mapping[str, float]:
-    """How a metric is spread over the clients at the end of a fit; empty if it has no values."""
-    found = values_of(record, stage, metric)
-    if found is None:
-        return {}
-    values = torch.tensor(found[1], dtype=torch.float64)
-    values = values.abs() if mode == "abs" else values
-    sizes = torch.tensor(found[0].sizes)
-    summary = fairness_summary(values, sizes, larger_is_better=mode == "max")
-    return {name: float(number) for name, number in summary.items()}
-
-
-def chosen_rates(plan: Plan, results: Mapping[Run, Fitted], measure: Measure) -> dict[str, float | None]:
+def chosen_rates(plan: Plan, results: Mapping[Run, FitRecord], measure: Measure) -> dict[str, float | None]:
     """The learning rate of each method: the one that is best on average over the repetitions to pick with.
 
     Learning rates of which a run failed, or ended with a value that is not finite, come behind all others. Of equals,
     the first counts. Methods of which no run is left are missing.
-
-    Args:
-        plan: all runs.
-        results: what finished runs have left.
-        measure: by what to pick.
     """
+    stage, mode = measure.selected_on, measure.picked_mode or measure.mode
     chosen: dict[str, float | None] = {}
     for method in plan.methods:
         ranks = []
         for rate in plan.learning_rates:
             planned = plan.of_method(method, rate)
-            runs = [run for repetition in plan.picking if (run := planned[repetition]) in results]
-            if measure.selected_on is None and runs:
-                ranks.append((len(runs), 0.0, rate))
+            fits = {one: results[planned[one]] for one in plan.picking if planned[one] in results}
+            if stage is None or not fits:
+                ranks += [(len(fits), 0.0, rate)] * bool(fits)
                 continue
-            numbers = [_number(results[run].record, measure) for run in runs]
-            numbers = [number for number in numbers if isfinite(number)]
-            if runs:
-                ranks.append((len(numbers), fmean(numbers) if numbers else float("-inf"), rate))
+            found = Method(method, fits)
+            numbers = found.numbers(found.own(measure.picked_by, stage), stage, mode).get(measure.select, {}).values()
+            ranks.append((len(numbers), fmean(goodness(n, mode) for n in numbers) if numbers else 0.0, rate))
         if ranks:
             chosen[method] = max(ranks, key=lambda rank: rank[:2])[2]
     return chosen
-
-
-def _number(record: FitRecord, measure: Measure) -> float:
-    """The larger the better."""
-    assert measure.selected_on is not None
-    mode = measure.picked_mode or measure.mode
-    summary = summary_of(record, measure.selected_on, measure.picked_by, mode)
-    return goodness(summary.get(measure.select, float("nan")), mode)

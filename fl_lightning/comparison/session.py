@@ -4,170 +4,212 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
+from fl_lightning.arguments import check_unused
 from fl_lightning.comparison.comparison import Comparison
-from fl_lightning.comparison.cost import Timing, cost_text
-from fl_lightning.comparison.fitted import Fitted
-from fl_lightning.comparison.folder import Folder
-from fl_lightning.comparison.plan import Plan, Run
-from fl_lightning.comparison.pool import Failure, Task, work
-from fl_lightning.comparison.progress import Progress
+from fl_lightning.comparison.files import check_configuration, owned
+from fl_lightning.comparison.methods import BOUNDS, Bounding
+from fl_lightning.comparison.plan import Plan, Run, seed_list
+from fl_lightning.comparison.pool import Failure, work
+from fl_lightning.comparison.project import Project, described_each
 from fl_lightning.comparison.runner import Runner
-from fl_lightning.comparison.selection import STAGES, Measure, Rule, chosen_rates, measure_of, summary_of
+from fl_lightning.comparison.selection import Measure, Rule, chosen_rates, measure_of
+from fl_lightning.fit.strategy import FederatedStrategy
+from fl_lightning.report import FitRecord
+from fl_lightning.report.conclusion import LOCAL
+from fl_lightning.report.number_formats import duration
+from fl_lightning.report.runs_of_a_method import by_method, seconds_of
+from fl_lightning.report.summary import summaries
+
+_NO_MATTER = ("seed", "partition", "executor", "timeout", "log_client_names")
+"""Arguments of a strategy that are replaced, belong to the project, or change no result."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """A comparison that is to be carried out, or gone on with.
+    """A comparison that is to be carried out, or gone on with. Its options are those of :func:`fl_lightning.compare`.
 
     Attributes:
-        runner: carries out single runs.
-        plan: all runs.
-        configuration: whatever changes results, by name, of the project and of each method.
-        metric: the validation metric to compare, if not the default one.
-        test_metric: the test metric that belongs to it, if not the default one.
-        select: what learning rates are picked by.
-        jobs: runs at a time.
+        project: makes module, data and trainer.
+        methods: the methods by name.
+        base: says how the clients of the bounds train.
+
+    Raises:
+        ValueError: there is no seed or learning rate, one stands twice, or an option has no meaning.
     """
 
-    runner: Runner
-    plan: Plan
-    configuration: Mapping[str, Mapping[str, Any]]
-    metric: str | None
-    test_metric: str | None
-    select: Rule
-    jobs: int
+    project: Project
+    methods: Mapping[str, FederatedStrategy]
+    base: FederatedStrategy
+    folder: Path
+    learning_rates: Sequence[float | None]
+    seeds: int | Sequence[int]
+    bounds: Bounding = "both"
+    metric: str | None = None
+    test_metric: str | None = None
+    select: Rule = "mean"
+    jobs: int = 1
+    save_seconds: float = 60.0
+    tuning_seeds: int | None = None
+    divisions: int = 1
+
+    def __post_init__(self) -> None:
+        if len(self.plan.learning_rates) == 1:
+            why = "where there is one learning rate, and none to pick"
+            check_unused("tuning_seeds", self.tuning_seeds, None, why)
+            check_unused("select", self.select, "mean", why)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """All runs."""
+        methods, rates = (*self.methods, *BOUNDS[self.bounds]), tuple(self.learning_rates)
+        return Plan(methods, rates, seed_list(self.seeds), self.tuning_seeds, self.divisions)
+
+    @cached_property
+    def runner(self) -> Runner:
+        """Carries out single runs."""
+        return Runner(self.project, self.methods, self.base, self.folder, self.save_seconds)
+
+    def configuration(self) -> dict[str, Mapping[str, Any]]:
+        """Whatever changes results, by name, of the project and of each method."""
+        parts = {**self.methods, **({"the bounds": self.base} if BOUNDS[self.bounds] else {})}
+        given = {name: {k: v for k, v in s.arguments.items() if k not in _NO_MATTER} for name, s in parts.items()}
+        own = {name: described_each("", arguments) for name, arguments in given.items()}
+        return {"the project": self.project.configuration(), **own}
 
     def carry_out(self, only_cost: bool = False) -> Comparison | None:
-        """Says what it will cost, does what is not done yet, and writes the tables.
-
-        Args:
-            only_cost: stop when the cost is known.
+        """Says what it will cost, does what is not done yet unless the cost alone is asked for, and writes the tables.
 
         Raises:
             ValueError: the folder holds runs of another configuration or of other data, or there is no metric or data
                 to compare on.
             RuntimeError: another command is at work in the folder, or every run failed.
         """
-        folder = Folder(self.runner.folder)
-        with folder.owned():
-            folder.check(self.configuration)
+        with owned(self.folder):
+            check_configuration(self.folder, self.configuration())
             plan = self.plan
             results = self._finished(plan.grid())
             if plan.divisions > 1 and not any(run.division for run in results):
                 self.runner.check_divisions(next(plan.grid()))
             grid = [run for run in plan.grid() if run not in results]
             # What would be picked now; runs that are left may change it.
-            picked = chosen_rates(plan, results, self._measure(results, {})) if results else {}
+            picked = chosen_rates(plan, results, self._measure(results.values())) if results else {}
             further = self._left(plan.further(picked))
             later = [run.method for run in further]
             later += [method for _ in plan.others for method in plan.methods if method not in picked]
             # Rates with which a run has ended come first: others may not train at all.
-            timings = self._timings(folder, [*further, *grid], bool(results))
-            counts = Counter(run.method for run in grid) + Counter(later)
-            _say(cost_text(plan, {method: counts[method] for method in plan.methods}, timings, self.jobs))
-            measure = self._measure(results, timings)
+            timed = self._timed([*further, *grid], bool(results))
+            seconds = {method: _seconds(record, method) for method, record in timed.items()}
+            _say(self._cost(Counter([*(run.method for run in grid), *later]), timed, seconds))
+            measure = self._measure([*timed.values(), *results.values()])
             if only_cost:
                 return None
-            failures = self._run(grid, later, timings, measure)
+            failures = self._run(grid, later, seconds, measure)
             results = self._finished(plan.grid())
             if not results:
                 raise RuntimeError(f"all {len(plan)} runs failed, the first with {next(iter(failures.values()))}")
             picked = chosen_rates(plan, results, measure)
-            failures |= self._run(self._left(plan.further(picked)), [], timings, measure)
+            failures |= self._run(self._left(plan.further(picked)), [], seconds, measure)
             comparison = Comparison(plan, self._finished(plan.runs(picked)), failures, measure)
-            comparison.write(self.runner.folder)
+            comparison.write(self.folder)
             return comparison
 
-    def _finished(self, runs: Iterable[Run]) -> dict[Run, Fitted]:
-        return {run: fitted for run in runs if (fitted := self.runner.finished(run)) is not None}
+    def _finished(self, runs: Iterable[Run]) -> dict[Run, FitRecord]:
+        return {run: record for run in runs if (record := self.runner.finished(run)) is not None}
 
     def _left(self, runs: Iterable[Run]) -> list[Run]:
         return [run for run in runs if self.runner.finished(run) is None]
 
-    def _timings(self, folder: Folder, left: list[Run], proven: bool) -> dict[str, Timing]:
-        """Times one round of each method that has runs to do and was not timed before.
+    def _measure(self, records: Iterable[FitRecord]) -> Measure:
+        several = len(self.plan.learning_rates) > 1
+        return measure_of(next(iter(records)), several, self.metric, self.test_metric, self.select)
 
-        Args:
-            folder: where timings are kept.
-            left: the runs to do; the first of each method is timed.
-            proven: whether a run has come to its end already.
+    def _timed(self, left: list[Run], proven: bool) -> dict[str, FitRecord]:
+        """A timed round of each method; one that has runs to do and was not timed before is timed.
 
         Raises:
             RuntimeError: no round could be timed, and nothing says that the project can train.
         """
-        timings, failed = folder.timings(), dict[str, str]()
-        first: dict[str, Run] = {}
-        for run in left:
-            first.setdefault(run.method, run)
-        tasks: dict[Run, Task] = {
-            run: partial(_timed, self.runner, run) for method, run in first.items() if method not in timings
-        }
+        failed = dict[str, str]()
+        firsts = {run.method: run for run in reversed(left) if self.runner.timed(run.method) is None}
+        tasks = {run: partial(self.runner.time, run) for method in self.plan.methods if (run := firsts.get(method))}
         if tasks:
             _say(f"Timing one round of {', '.join(run.method for run in tasks)} ...")
 
         def done(run: Run, found: Any) -> None:
             if isinstance(found, Failure):
                 failed[run.method] = found.error
-            else:
-                timings[run.method] = found
-                folder.keep_timings(timings)
+                _say(f"{run.method}: {found.error}")
 
-        work(tasks, self.jobs, lambda run: None, done)
-        for method, error in failed.items():
-            _say(f"{method}: {error}")
-        if failed and not timings and not proven:
-            raise RuntimeError(
-                f"no method could train a round; {next(iter(failed))} failed with {next(iter(failed.values()))}"
-            )
-        return timings
+        work(tasks, self.jobs, done)
+        timed = {method: found for method in self.plan.methods if (found := self.runner.timed(method)) is not None}
+        if failed and not timed and not proven:
+            method, error = next(iter(failed.items()))
+            raise RuntimeError(f"no method could train a round; {method} failed with {error}")
+        return timed
 
-    def _measure(self, results: Mapping[Run, Fitted], timings: Mapping[str, Timing]) -> Measure:
-        metrics = [timing.metrics for timing in timings.values()]
-        for fitted in results.values():
-            found = {stage: fitted.record.last_values(stage) for stage in STAGES}
-            metrics.append({stage: values.modes for stage, values in found.items() if values is not None})
-        several = len(self.plan.learning_rates) > 1
-        return measure_of(metrics[0], several, self.metric, self.test_metric, self.select)
+    def _cost(self, counts: Mapping[str, int], timed: Mapping[str, FitRecord], seconds: Mapping[str, float]) -> str:
+        """What is to be done and how long it will take."""
+        plan, width = self.plan, max(map(len, self.plan.methods))
+        word = "seed" if plan.divisions == 1 else "repetition"
+        each = f"{_several(plan.learning_rates, 'learning rate')} x {_several(plan.picking, word)}"
+        if plan.others:
+            each = f"({each}, {_several(plan.others, word)} more with the picked one)"
+        done = len(plan) - sum(counts.values())
+        lines = [f"{len(plan.methods)} methods x {each} = {len(plan)} runs, of which {done} are finished"]
+        for method in filter(counts.get, plan.methods):
+            cost = "; the timed round failed"
+            if method in timed:
+                cost = f" of {timed[method].planned_rounds} rounds, about {duration(seconds[method])} each"
+            lines.append(f"  {method:<{width}}  {counts[method]:>3} runs{cost}")
+        known = [seconds[method] for method, count in counts.items() for _ in range(count) if method in seconds]
+        if known:
+            total = duration(max(sum(known) / self.jobs, *known))
+            lines.append(f"together about {total} with {self.jobs} at a time (--jobs {self.jobs})")
+        return "\n".join(lines)
 
     def _run(
-        self, left: list[Run], later: list[str], timings: Mapping[str, Timing], measure: Measure
+        self, left: list[Run], later: Sequence[str], seconds: Mapping[str, float], measure: Measure
     ) -> dict[Run, str]:
-        failures: dict[Run, str] = {}
-        if not left:
-            return failures
-        tasks: dict[Run, Task] = {run: partial(_carried_out, self.runner, run) for run in left}
-        with Progress(len(self.plan), left, later, timings) as progress:
+        """Carries runs out, with a line for each that says how long the rest will take."""
+        failures, unknown = dict[Run, str](), max(seconds.values(), default=1.0)
+        open_ = [*(run.method for run in left), *later]
+        whole, began = sum(seconds.get(method, unknown) for method in open_), time.perf_counter()
 
-            def done(run: Run, found: Any) -> None:
-                if isinstance(found, Failure):
-                    failures[run] = found.error
-                    progress.finished(run, 0.0, f"failed, {found.error}")
-                    return
-                fitted = self.runner.finished(run)
-                assert fitted is not None
-                number = summary_of(fitted.record, measure.reported_on, measure.metric, measure.mode)
-                words = ", ".join(f"{name} {number[key]:.3f}" for key, name in _WORDS.items() if key in number)
-                progress.finished(run, fitted.seconds, f"{measure.metric} {words}")
+        def done(run: Run, found: Any) -> None:
+            open_.remove(run.method)
+            record = self.runner.finished(run)
+            if isinstance(found, Failure) or record is None:
+                failures[run] = words = found.error
+                words = f"failed, {words}"
+            else:
+                (row,) = summaries(by_method([record]), measure.metric, measure.reported_on, measure.mode)
+                words = f"{measure.metric} mean {row.mean.mean:.3f}, worst 10 % {row.worst_10.mean:.3f}"
+                words += f" ({duration(row.seconds)})"
+            rest = sum(seconds.get(method, unknown) for method in open_)
+            pace = (time.perf_counter() - began) / max(whole - rest, 1e-9)  # seconds for a second of the estimate
+            still = f"; about {duration(rest * pace)} left" if open_ else ""
+            _say(f"[{len(self.plan) - len(open_)}/{len(self.plan)}] {run}: {words}{still}")
 
-            work(tasks, self.jobs, progress.told, done)
+        work({run: partial(self.runner.carry_out, run) for run in left}, self.jobs, done)
         return failures
 
 
-_WORDS = {"mean": "mean", "worst_10": "worst 10 %"}
+def _seconds(record: FitRecord, method: str) -> float:
+    """What a run will take, by one timed round; clients that train alone do so one after the other."""
+    fits = sum(size > 0 for size in record.client_sizes) if method == LOCAL else 1
+    return fits * (record.planned_rounds or 1) * sum(seconds_of(record).values())
 
 
-def _timed(runner: Runner, run: Run, tell: Any) -> Timing:
-    return runner.time(run)
-
-
-def _carried_out(runner: Runner, run: Run, tell: Any) -> None:
-    runner.carry_out(run, tell)
+def _several(values: Sequence[object], word: str) -> str:
+    return f"{len(values)} {word}{'s' * (len(values) > 1)}"
 
 
 def _say(text: str) -> None:

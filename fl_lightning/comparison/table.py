@@ -9,9 +9,10 @@ from math import isnan
 
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure
-from fl_lightning.comparison.summary import Figure, MethodSummary
 from fl_lightning.report.conclusion import LOCAL, POOLED
-from fl_lightning.report.number_formats import STAGES, notation, number, percent, plural, shortened
+from fl_lightning.report.number_formats import STAGES, notation, percent, plural, shortened, spread
+from fl_lightning.report.repetitions import division_share
+from fl_lightning.report.summary import Figure, MethodSummary
 
 WIDTH = 120
 _SHORTEST = 8
@@ -37,10 +38,11 @@ def table_text(rows: Sequence[MethodSummary], width: int | None = WIDTH) -> str:
 
 
 def _lines(rows: Sequence[MethodSummary], names: int, clients: int) -> list[str]:
-    angles = any(not isnan(row.angle.mean) for row in rows)
+    angles = any(row.angle.spread is not None for row in rows)
     columns = ("mean", "worst_10", "worst", "angle")
     form = {column: notation([getattr(row, column).mean for row in rows]) for column in columns}
-    split = any(not isnan(row.mean.by_division) for row in rows)
+    shares = [[division_share(row.numbers.get(key, {})) for key in ("mean", "worst_10")] for row in rows]
+    split = any(share is not None for both in shares for share in both)
     head = ["method", "lr", "mean", "worst 10 %", *["by division"] * split, "worst client", *["angle"] * angles]
     head += ["conflicts", "seconds"]
     cells = [
@@ -49,34 +51,23 @@ def _lines(rows: Sequence[MethodSummary], names: int, clients: int) -> list[str]
             "-" if row.learning_rate is None else f"{row.learning_rate:g}",
             _cell(row.mean, form["mean"]),
             _cell(row.worst_10, form["worst_10"]),
-            *[f"{_share(row.mean)}, {_share(row.worst_10)}"] * split,
+            *[", ".join("-" if share is None else f"{share:.0%}".replace("%", " %") for share in both)] * split,
             (f"{_short(row.worst_client, clients)} " if row.worst_client else "") + _cell(row.worst, form["worst"]),
             *[_cell(row.angle, form["angle"])] * angles,
-            percent(row.conflicts / row.cohort) if row.cohort > 0 else "-",
-            f"{row.seconds:.1f}" if row.seconds < 99.95 else f"{row.seconds:.0f}",
+            "-" if isnan(row.conflicts) else percent(row.conflicts),
+            "-" if isnan(row.seconds) else f"{row.seconds:.1f}" if row.seconds < 99.95 else f"{row.seconds:.0f}",
         ]
-        for row in rows
+        for row, both in zip(rows, shares, strict=True)
     ]
-    widths = [max(len(row[column]) for row in (head, *cells)) for column in range(len(head))]
+    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
     # Seconds align at the right, and so does nothing else: marks end some of the other cells.
     rule = ["-" * width for width in widths[:-1]] + ["-" * (widths[-1] - 1) + ":"]
-    return [_line(row, widths) for row in (head, rule, *cells)]
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = [cell.ljust(width) for cell, width in zip(cells[:-1], widths[:-1], strict=True)]
-    return f"| {' | '.join([*padded, cells[-1].rjust(widths[-1])])} |"
+    padded = ([cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in (head, rule, *cells))
+    return [f"| {' | '.join([*row[:-1], row[-1].strip().rjust(widths[-1])])} |" for row in padded]
 
 
 def _cell(figure: Figure, form: str) -> str:
-    if isnan(figure.mean):
-        return "-"
-    deviation = "" if isnan(figure.deviation) else f"±{number(figure.deviation, form)}"
-    return f"{number(figure.mean, form)}{deviation}{f' {figure.mark}' if figure.mark else ''}"
-
-
-def _share(figure: Figure) -> str:
-    return "-" if isnan(figure.by_division) else f"{100 * figure.by_division:.0f} %"
+    return f"{spread(figure.spread, form, '±')} {figure.mark}".rstrip()
 
 
 def _short(name: str, width: int) -> str:
@@ -84,59 +75,59 @@ def _short(name: str, width: int) -> str:
 
 
 def notes(plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures: Mapping[Run, str]) -> list[str]:
-    """What one has to know to read the table, a paragraph each.
-
-    Args:
-        plan: all runs.
-        rows: of the table.
-        measure: what the numbers are.
-        failures: runs that came to nothing, and why.
-    """
-    stage = STAGES[measure.reported_on]
-    found = [f"Numbers: {measure.metric} of the clients on {stage} data, at the end of the fit."]
+    """What one has to know to read the table, a paragraph each."""
+    units = "seeds" if plan.divisions == 1 else "divisions"
+    repeated = plural(len(plan.seeds), "seed")
+    repeated = repeated if plan.divisions == 1 else f"{plan.divisions} divisions of the data with {repeated} each"
+    found = [f"Numbers: {measure.metric} of the clients on {STAGES[measure.reported_on]} data, at the end of the fit."]
     if measure.selected_on is not None:
-        picked = (
-            f"Learning rates: of {', '.join(_rate(rate) for rate in plan.learning_rates)}, each method has the one "
+        found.append(
+            f"Learning rates: of {', '.join(f'{rate:g}' for rate in plan.learning_rates)}, each method has the one "
             f"that is best by {_WORDS[measure.select]} of {measure.picked_by} on {STAGES[measure.selected_on]} data "
-            f"at the end of the fit, {_picking(plan)}."
+            f"at the end of the fit, {_picking(plan, repeated)}."
         )
         if measure.selected_on == measure.reported_on:
-            picked += (
+            found[-1] += (
                 " The data have no test split: learning rates are picked and reported on the same data, and the "
                 "numbers flatter all methods."
             )
-        found.append(picked)
-    found += _chance(plan, rows)
-    if not all(isnan(row.angle.mean) for row in rows):
+    if len(plan.repetitions) < 2:
+        found.append("One seed says nothing about chance: deviations and marks need two or more.")
+    else:
+        found.append(
+            f"±: standard deviation over {repeated}. + and -: better and worse than {plan.methods[0]}; the 95 % "
+            f"interval (Student's t over the {units}) of the differences, taken run by run, leaves out zero."
+            + " Another division of the data may say something else: see divisions."
+            * (plan.divisions == 1)
+        )
+    if plan.divisions > 1 and len(plan.seeds) > 1:
+        found.append("By division: the division's share of the variance behind ± of the mean and of the worst 10 %.")
+    if any(row.angle.spread is not None for row in rows):
         found.append("Angle: fairness angle in radians, 0 if all clients have the same value.")
     found.append(
         "Conflicts: share of a round's clients that the step works against. Seconds: of one run, evaluations included."
     )
-    bounds = [row.method for row in rows if row.method in (LOCAL, POOLED)]
-    if bounds:
-        words = {LOCAL: "each client trains alone on its own data", POOLED: "one model is trained on all clients' data"}
-        found.append(f"Bounds: {'; '.join(f'{name}: {words[name]}' for name in bounds)}.")
+    words = {LOCAL: "each client trains alone on its own data", POOLED: "one model is trained on all clients' data"}
+    bounds = [f"{row.method}: {words[row.bound]}" for row in rows if row.bound]
+    found += [f"Bounds: {'; '.join(bounds)}."] * bool(bounds)
     found += _edges(plan, rows)
-    short = [row for row in rows if row.repetitions < len(plan.repetitions)]
-    found += [f"{row.method} has {row.repetitions} of {_repeated(plan)}: the others failed." for row in short]
-    found += [
-        f"{row.method} ends with values of clients that are not finite in {row.not_finite} of {row.repetitions} runs, "
-        "which are left out of its numbers."
-        for row in rows
-        if row.not_finite
-    ]
-    found += [
-        f"{row.method} leaves out {plural(row.without_value, 'client')} that other rows count, in one run or more: a "
-        "client that never trained has no model of its own, and a metric may be undefined."
-        for row in rows
-        if row.without_value
-    ]
+    for row in rows:
+        if row.repetitions < len(plan.repetitions):
+            found.append(f"{row.method} has {row.repetitions} of {repeated}: the others failed.")
+        if row.not_finite:
+            found.append(
+                f"{row.method} ends with values of clients that are not finite in {row.not_finite} of "
+                f"{row.repetitions} runs, which are left out of its numbers."
+            )
+        if row.without_value:
+            found.append(
+                f"{row.method} leaves out {plural(row.without_value, 'client')} that other rows count, in one run or "
+                "more: a client that never trained has no model of its own, and a metric may be undefined."
+            )
     missing = [method for method in plan.methods if method not in {row.method for row in rows}]
-    if missing:
-        found.append(f"No run of {', '.join(missing)} came to its end.")
-    if failures:
-        found.append(f"{len(failures)} of {len(plan)} runs failed:")
-        found += [f"  {run}: {' '.join(error.split())}" for run, error in failures.items()]
+    found += [f"No run of {', '.join(missing)} came to its end."] * bool(missing)
+    found += [f"{len(failures)} of {len(plan)} runs failed:"] * bool(failures)
+    found += [f"  {run}: {' '.join(error.split())}" for run, error in failures.items()]
     return [filled(text) for text in found]
 
 
@@ -147,51 +138,22 @@ def filled(text: str) -> str:
 
 def _edges(plan: Plan, rows: Sequence[MethodSummary]) -> list[str]:
     """A hint at methods whose learning rate is the smallest or largest of those given."""
-    known = sorted(rate for rate in plan.learning_rates if rate is not None)
-    if len(known) < 2:
-        return []
+    rates = sorted(rate for rate in plan.learning_rates if rate is not None)
+    ends = ((rates[0], "smallest", "smaller"), (rates[-1], "largest", "larger")) if len(rates) > 1 else ()
     found = []
-    for rate, word, further in ((known[0], "smallest", "smaller"), (known[-1], "largest", "larger")):
-        methods = [row.method for row in rows if row.learning_rate == rate]
+    for rate, word, further in ends:
+        methods = ", ".join(row.method for row in rows if row.learning_rate == rate)
         if methods:
             found.append(
-                f"The {word} learning rate, {_rate(rate)}, was picked for {', '.join(methods)}: a {further} one "
-                "may be better."
+                f"The {word} learning rate, {rate:g}, was picked for {methods}: a {further} one may be better."
             )
     return found
 
 
-def _chance(plan: Plan, rows: Sequence[MethodSummary]) -> list[str]:
-    """What deviations and marks mean."""
-    if len(plan.repetitions) < 2:
-        return ["One seed says nothing about chance: deviations and marks need two or more."]
-    units = "seeds" if plan.divisions == 1 else "divisions"
-    found = [
-        f"±: standard deviation over {_repeated(plan)}. + and -: better and worse than {plan.reference}; the 95 % "
-        f"interval (Student's t over the {units}) of the differences, taken run by run, leaves out zero."
-    ]
-    if plan.divisions == 1:
-        found[0] += " Another division of the data may say something else: see divisions."
-    elif any(not isnan(row.mean.by_division) for row in rows):
-        found[0] += " By division: its share of the variance of mean and worst 10 %; the rest is the seed's."
-    return found
-
-
-def _repeated(plan: Plan) -> str:
-    seeds = plural(len(plan.seeds), "seed")
-    return seeds if plan.divisions == 1 else f"{plan.divisions} divisions of the data with {seeds} each"
-
-
-def _picking(plan: Plan) -> str:
+def _picking(plan: Plan, repeated: str) -> str:
     """What learning rates are picked with."""
     if not plan.others:
-        return f"on average over {_repeated(plan)}"
-    seeds = ", ".join(str(one.seed) for one in plan.picking)
-    base = "" if plan.divisions == 1 else " on the first division"
-    if len(plan.picking) == 1:
-        return f"with seed {seeds}{base} alone; all else has run with it and with no other"
-    return f"on average over the seeds {seeds}{base}; all else has run with it and with no other"
-
-
-def _rate(rate: float | None) -> str:
-    return "the project's own" if rate is None else f"{rate:g}"
+        return f"on average over {repeated}"
+    seeds, base = ", ".join(str(one.seed) for one in plan.picking), " on the first division" * (plan.divisions > 1)
+    how = f"with seed {seeds}{base} alone" if len(plan.picking) == 1 else f"on average over the seeds {seeds}{base}"
+    return f"{how}; all else has run with it and with no other"

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fl_lightning.comparison.plan import Run
 from fl_lightning.comparison.project import RATE_NAMES, Parts, bare, described_each, divided, division
-from fl_lightning.comparison.quiet import without_remarks
 from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning.command_line import short_cli
 from fl_lightning.lightning.fit_description import plain
@@ -33,8 +33,11 @@ class YamlProject:
     """
 
     def __init__(self, options: Sequence[str]) -> None:
-        with without_remarks():
+        logging.disable(logging.INFO)  # what Lightning has to remark belongs to the runs
+        try:
             cli = _cli(["fit", *options])
+        finally:
+            logging.disable(logging.NOTSET)
         bare(cli.trainer)
         self._config = cli.config.clone()
         config = self._config["fit"]
@@ -86,8 +89,8 @@ class YamlProject:
     def configuration(self) -> Mapping[str, Any]:
         """The file with all defaults filled in, without what is replaced in each run."""
         left_out = {*_REPLACED, self._rate_place()}
-        entries = _flat(self._config["fit"].as_dict(), "")
-        own = {name: value for name, value in entries.items() if name not in left_out}
+        entries = vars(self._config["fit"].as_flat()).items()
+        own = {name: plain(value) for name, value in entries if name not in left_out}
         return own | described_each("", division(*self._division()))
 
     def _division(self) -> tuple[object, int]:
@@ -95,24 +98,8 @@ class YamlProject:
         return arguments.get("partition"), arguments.get("seed", 0)
 
 
-def _flat(value: Any, name: str) -> dict[str, Any]:
-    """Nested dictionaries as one, with dots in the names."""
-    if not isinstance(value, Mapping):
-        return {name: plain(value)}
-    return {
-        key: entry
-        for part, inner in value.items()
-        for key, entry in _flat(inner, f"{name}.{part}" if name else part).items()
-    }
-
-
 def _cli(arguments: Any, **replaced: Any) -> Any:
-    """LightningCLI up to the point where ``fit`` would begin.
-
-    Args:
-        arguments: as LightningCLI takes them.
-        **replaced: arguments of the trainer.
-    """
+    """LightningCLI up to the point where ``fit`` would begin."""
     base: Any = short_cli()
 
     class Reader(base):  # type: ignore[misc]

@@ -36,19 +36,8 @@ def empty_rows(number: int, like: Tensor, device: torch.device | None = None) ->
     return torch.empty(number, padded(n, like.dtype), dtype=like.dtype, device=device)[:, :n]
 
 
-def stacked_rows(vectors: Sequence[Tensor]) -> Tensor:
-    """Copies of ``m`` tensors of one shape as ``[m, ...]``; each is contiguous and starts at a boundary."""
-    rows = empty_rows(len(vectors), vectors[0].reshape(-1)).view(len(vectors), *vectors[0].shape)
-    return torch.stack(list(vectors), out=rows)
-
-
 def empty_tensors(shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]:
-    """Uninitialised contiguous tensors of these shapes in one block of memory; each starts at a boundary.
-
-    Args:
-        shapes: one per tensor.
-        like: has their dtype and device.
-    """
+    """Uninitialised contiguous tensors of these shapes in one block of memory; each starts at a boundary."""
     sizes = [padded(prod(shape), like.dtype) for shape in shapes]
     block = torch.empty(sum(sizes), dtype=like.dtype, device=like.device)
     starts = accumulate(sizes, initial=0)

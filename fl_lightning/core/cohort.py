@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import torch
@@ -23,8 +24,9 @@ class Cohort:
     """The reports of the clients that took part in a round, in sampling order.
 
     Parameters and rows are the strategy's own memory. Rules must not write to them, and must copy what they keep.
-    ``losses``, ``sizes`` and ``extras`` may be tensors or sequences. They become float64 on the rows' device, or on the
-    CPU if the device has no float64. Where several processes share the columns, ``n`` counts those of this share.
+    ``losses``, ``sizes`` and ``extras`` may be tensors or sequences, and become float64. Losses and sizes, a number per
+    client, lie on the CPU, where rules decide; extras lie on the rows' device, or on the CPU if the device has no
+    float64. Where several processes share the columns, ``n`` counts those of this share.
 
     Attributes:
         params: ``[n]`` global parameters at the start of the round.
@@ -69,12 +71,12 @@ class Cohort:
             raise ValueError(f"client_ids must be {m} distinct integers, found {self.client_ids}")
         if self.num_clients is not None and self.num_clients < m:
             raise ValueError(f"num_clients must be at least the {m} clients of the round, found {self.num_clients}")
-        object.__setattr__(self, "sizes", _vector("sizes", self.sizes, m, rows, positive=True))
+        object.__setattr__(self, "sizes", _vector("sizes", self.sizes, m, positive=True))
         if self.num_samples is not None and self.num_samples < float(self.sizes.sum()):
             found = f"the {float(self.sizes.sum()):g} samples of the round, found {self.num_samples}"
             raise ValueError(f"num_samples must be at least {found}")
         if self.losses is not None:
-            object.__setattr__(self, "losses", _vector("losses", self.losses, m, rows))
+            object.__setattr__(self, "losses", _vector("losses", self.losses, m))
         if type(self.extras) is not dict or len(self.extras):
             check("extras of Cohort", self.extras, Mapping[str, Any])
         extras = {name: _wide(f"extras[{name!r}]", value, rows) for name, value in self.extras.items()}
@@ -117,13 +119,14 @@ def _wide(name: str, value: Tensor | Sequence[float], rows: Tensor) -> Tensor:
     return given.to(device).to(torch.float64)
 
 
-def _vector(name: str, value: Tensor | Sequence[float], m: int, rows: Tensor, positive: bool = False) -> Tensor:
+def _vector(name: str, value: Tensor | Sequence[float], m: int, positive: bool = False) -> Tensor:
     given = _given(name, value)
     if given.shape != (m,):
         raise ValueError(f"{name} must have shape [{m}], found {tuple(given.shape)}")
-    # Where they are given, mostly on the CPU: a look at numbers on a device waits for it.
-    if not bool(torch.isfinite(given).all()):
-        raise ValueError(f"{name} must be finite, found {shown(given.double().tolist())}")
-    if positive and bool((given <= 0).any()):
-        raise ValueError(f"{name} must be positive, found {shown(given.double().tolist())}")
-    return _wide(name, given, rows)
+    vector = given.cpu().to(torch.float64)
+    least, most = (float(end) for end in vector.aminmax())  # NaN, if one is
+    if not isfinite(least) or not isfinite(most):
+        raise ValueError(f"{name} must be finite, found {shown(vector.tolist())}")
+    if positive and least <= 0:
+        raise ValueError(f"{name} must be positive, found {shown(vector.tolist())}")
+    return vector

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -102,15 +103,18 @@ class Columns:
             return part
         return torch.cat(self.gather(part, [end - begin for begin, end in self.spans]))
 
-    def offsets(self, starts: Sequence[int]) -> Tensor:
+    def offsets(self, starts: tuple[int, ...]) -> Tensor:
         """Where segments of all columns begin in this share: ``[L + 1]`` int64 on the CPU, as the ops take them.
 
         Args:
             starts: ``L + 1`` numbers that rise from 0 to ``n``.
+
+        Returns:
+            A tensor that is kept for the next call: it must not be written to.
         """
         return _within(starts, *self.span)
 
-    def sum(self, starts: Sequence[int], part: Callable[[slice, Tensor], Tensor]) -> Tensor:
+    def sum(self, starts: tuple[int, ...], part: Callable[[slice, Tensor], Tensor]) -> Tensor:
         """A sum per segment over the columns of all shares.
 
         Args:
@@ -147,7 +151,8 @@ class Columns:
         return int(torch.cat(self.gather(number.reshape(1), [1] * len(self.spans))).sum())
 
 
-def _within(starts: Sequence[int], begin: int, end: int) -> Tensor:
+@lru_cache(maxsize=256)
+def _within(starts: tuple[int, ...], begin: int, end: int) -> Tensor:
     return torch.tensor([min(max(start, begin), end) - begin for start in starts], dtype=torch.int64)
 
 

@@ -50,13 +50,7 @@ def checksum(tensor: Tensor) -> int:
 
 
 def checksums(value: Any, name: str, apart: Collection[str] = ()) -> dict[str, int]:
-    """A number for everything in a nest of mappings and lists, by where it lies: equal nests have equal ones.
-
-    Args:
-        value: the nest.
-        name: its own.
-        apart: names of entries to leave out.
-    """
+    """A number for everything in a nest of mappings and lists, by where it lies: equal nests have equal ones."""
     if name in apart:
         return {}
     if isinstance(value, Tensor):

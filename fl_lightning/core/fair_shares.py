@@ -10,10 +10,6 @@ from collections.abc import Sequence
 def fair_shares(costs: Sequence[int], ranks: int) -> list[list[int]]:
     """Divides clients so that the costs of ranks differ little: the dearest first, each to whoever has least.
 
-    Args:
-        costs: of the clients; those with 0 are left out.
-        ranks: how many.
-
     Returns:
         The clients of each rank, in ascending order.
     """

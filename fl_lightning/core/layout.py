@@ -114,6 +114,11 @@ class ParamLayout:
         """``[L + 1]`` int64 layer offsets on the CPU, as the ops take them."""
         return torch.tensor(self.layer_starts, dtype=torch.int64)
 
+    @cached_property
+    def layer_shares(self) -> Tensor:
+        """``[L]`` float64 shares of the columns that the layers hold, on the CPU."""
+        return self.offsets.diff().to(torch.float64) / self.numel
+
     def merged(self) -> ParamLayout:
         """The same flat order with a single layer."""
         return ParamLayout(self.names, self.shapes, ("model",), (0, self.numel))

@@ -111,12 +111,7 @@ def trained_parameters(module: nn.Module, trained: Collection[str] | None) -> di
 
 
 def followers_of(module: nn.Module, trained: Collection[str] | None = None) -> list[_Buffer]:
-    """Untrained parameters with the shape of a trained one, as EMA teachers have; each once, in a fixed order.
-
-    Args:
-        module: the module.
-        trained: see :func:`trained_parameters`.
-    """
+    """Untrained parameters with the shape of a trained one, as EMA teachers have; each once, in a fixed order."""
     own = trained_parameters(module, trained).values()
     kinds = {(parameter.shape, parameter.dtype) for parameter in own}
     found: list[_Buffer] = []
@@ -132,12 +127,7 @@ def followers_of(module: nn.Module, trained: Collection[str] | None = None) -> l
 
 
 def still_parameters(module: nn.Module, trained: Collection[str] | None) -> dict[str, nn.Parameter]:
-    """The parameters that stay as they are, by name: neither trained ones nor :func:`followers_of` them.
-
-    Args:
-        module: the module.
-        trained: see :func:`trained_parameters`.
-    """
+    """The parameters that stay as they are, by name: neither trained ones nor :func:`followers_of` them."""
     moving = {id(parameter) for parameter in trained_parameters(module, trained).values()}
     moving |= {id(follower.value) for follower in followers_of(module, trained)}
     return {name: parameter for name, parameter in module.named_parameters() if id(parameter) not in moving}

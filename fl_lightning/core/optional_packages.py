@@ -5,9 +5,5 @@ from __future__ import annotations
 
 
 def how_to_install(extra: str) -> str:
-    """The commands for a checkout and for a release, as the end of a sentence.
-
-    Args:
-        extra: name of the extra in ``pyproject.toml``.
-    """
+    """The commands for a checkout and for a release, as the end of a sentence."""
     return f"pip install '.[{extra}]' in a checkout, pip install 'fl-lightning[{extra}]' for a release"

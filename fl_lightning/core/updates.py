@@ -162,7 +162,7 @@ class UpdateMatrix:
             kept.append(bits)
             return squares
 
-        squares = self.columns.sum([0, *accumulate(self.layout.sizes)], part)
+        squares = self.columns.sum((0, *accumulate(self.layout.sizes)), part)
         return torch.cat(kept), squares
 
     def _layer_sums(self, part: Callable[[slice, Tensor], Tensor]) -> Tensor:
@@ -182,5 +182,5 @@ class UpdateMatrix:
         """
         self.columns.note(coeff)
         if coeff.dim() == 1:
-            coeff = coeff.expand(self.layout.num_layers, -1)
+            return ops.layer_combine(self.rows, self.columns.offsets((0, self.columns.total)), coeff[None], out)
         return ops.layer_combine(self.rows, self.offsets, coeff, out)

@@ -49,11 +49,6 @@ def num_samples(dataset: object, name: str = "dataset") -> int:
 def integer_vector(name: str, values: Any, flags: bool = True) -> Tensor:
     """``[n]`` int64, on the device of ``values``.
 
-    Args:
-        name: what an error calls them.
-        values: a tensor, an array or a sequence.
-        flags: whether booleans count as 0 and 1.
-
     Raises:
         ValueError: they are something else.
     """

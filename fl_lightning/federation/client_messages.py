@@ -22,11 +22,7 @@ from fl_lightning.federation.module_state import HomeModule
 
 
 class LostClientsError(Exception):
-    """Clients have not said what a method asked for in the middle of a round.
-
-    Args:
-        reasons: why, by client.
-    """
+    """Clients have not said what a method asked for in the middle of a round."""
 
     def __init__(self, reasons: Mapping[int, str]) -> None:
         super().__init__("; ".join(f"client {client}: {why}" for client, why in reasons.items()))
@@ -53,11 +49,7 @@ class Fitting:
     _left: dict[int, Left] = field(default_factory=dict)
 
     def sorted_out(self, answers: Mapping[int, object]) -> tuple[dict[int, ClientMessage], dict[int, str]]:
-        """The answers that fit, by client, and why others do not.
-
-        Args:
-            answers: what came, by the client that it came from.
-        """
+        """The answers that fit, by client, and why others do not."""
         fitting: dict[int, ClientMessage] = {}
         misfits: dict[int, str] = {}
         for client, found in answers.items():

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.algorithms import DifferentialPrivacy
 from fl_lightning.algorithms.records import Federation
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
@@ -30,7 +29,8 @@ from fl_lightning.fit.evaluation.report import EvaluationReport
 from fl_lightning.fit.round_length import check_visit_schedulers, refuse_steps_by_hand, visit_plan
 from fl_lightning.fit.round_loader import RoundLoader
 from fl_lightning.fit.state_callback import FederatedState
-from fl_lightning.lightning.epoch_loop import ClientTask, install
+from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.epoch_loop import install
 from fl_lightning.lightning.names import Callback, LightningModule, RunningStage, Trainer
 from fl_lightning.lightning.optimizers import configured_optimizers
 from fl_lightning.lightning.single_device import OneDevice
@@ -262,9 +262,9 @@ class Visit(OneDevice):
         """The round is over, and so are the module's hooks."""
         if self.sent is not None:
             left, self.stays = self._module.left()
-            rule = self._options.client_rule
-            if left and isinstance(rule, DifferentialPrivacy) and rule.uncovered == "refuse":
-                left, self.stays = {}, {"all of it": "DifferentialPrivacy does not cover it"}
+            withholds = self._options.client_rule.withholds
+            if left and withholds is not None:
+                left, self.stays = {}, {"all of it": withholds}
             self.sent = replace(self.sent, left=left)
 
     def states(self) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fl_lightning.clients.update_rows import UpdateRows
@@ -25,7 +25,6 @@ class Closing:
         form: takes answers into rows.
         rows: the round's rows.
         cohort: its clients, by row.
-        given: the answers that fit, by client.
         num_samples: of all clients, by what those of the round say now.
     """
 
@@ -33,21 +32,34 @@ class Closing:
     form: Fitting
     rows: UpdateRows
     cohort: Sequence[int]
-    given: Mapping[int, ClientMessage]
     num_samples: Callable[[Mapping[int, int]], int | None]
 
-    def closed(self, current: Round) -> RoundRecord:
-        """The record of the round, computed as if those who are left out had not been there.
+    def closed(
+        self, current: Round, answers: Mapping[int, object], why: Mapping[int, str], silent: Iterable[int]
+    ) -> tuple[RoundRecord, dict[int, ClientMessage]]:
+        """The record of the round, computed as if those who are left out had not been there, and the answers that fit.
 
         Args:
             current: the round, with whom it has left out so far.
+            answers: what came, by client.
+            why: why nothing usable came of others.
+            silent: those from which nothing came at all.
 
         Raises:
             ClientError: too many rounds in a row have failed.
         """
+        given, misfits = self.form.sorted_out({k: answers[k] for k in self.cohort if k in answers})
+        why = {**why, **misfits}
+        current.trained = len(answers.keys() | why.keys() - set(silent))
+        for client in self.cohort:
+            if client not in current.dropped and client not in given:
+                self.server.failures.drop(current, client, why.get(client, "no answer"))
+        return self._tried(current, given), given
+
+    def _tried(self, current: Round, given: Mapping[int, ClientMessage]) -> RoundRecord:
         refused: tuple[type[Exception], ...] = ()
         while True:
-            self._fill(current, self.given)
+            self._fill(current, given)
             before = dict(current.dropped)
             try:
                 return self.server.close_round(current, refused)
@@ -58,31 +70,31 @@ class Closing:
             except Exception:  # of a method, whose every reason may be what a client sent
                 if refused:
                     raise
-                current.dropped, blamed = before, self._blamed(current)
+                current.dropped, blamed = before, self._blamed(current, given)
                 if len(blamed) == len(current.uploads):  # it is not theirs
                     blamed = {}
             for client, reason in blamed.items():
-                self.server.drop(current, client, said(reason))
+                self.server.failures.drop(current, client, said(reason))
             if not blamed:
                 refused = (Exception,)
 
-    def _blamed(self, current: Round) -> dict[int, str]:
+    def _blamed(self, current: Round, given: Mapping[int, ClientMessage]) -> dict[int, str]:
         """The clients with whose answers alone the method fails, and how."""
         found: dict[int, str] = {}
         for client in [upload.client_id for upload in current.uploads]:
             alone = Round(current.index, asks=current.asks)
-            self._fill(alone, [client])
+            self._fill(alone, {client: given[client]})
             words = self.server.trial(alone)
             if words is not None:
                 found[client] = words
         return found
 
-    def _fill(self, current: Round, clients: Collection[int]) -> None:
+    def _fill(self, current: Round, given: Mapping[int, ClientMessage]) -> None:
         """Writes the answers of these clients into the rows of the round, but for those that are left out."""
         self.rows.begin_round()
         current.uploads.clear()
         for place, client in enumerate(self.cohort):
-            if client in clients and client in self.given and client not in current.dropped:
-                current.uploads.append(self.form.upload(self.given[client], place, self.rows))
+            if client in given and client not in current.dropped:
+                current.uploads.append(self.form.upload(given[client], place, self.rows))
         sizes = {upload.client_id: upload.size for upload in current.uploads}
         self.server.cohorts.num_samples = self.num_samples(sizes)

@@ -32,7 +32,7 @@ from fl_lightning.federation.door import read
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage, ServerMessage
 from fl_lightning.federation.module_state import AwayModule
 from fl_lightning.fit.checks import paired_client_rule
-from fl_lightning.fit.client_options import ClientOptions
+from fl_lightning.fit.client_options import CLIENT_CHECKS, ClientOptions
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.inspection import accumulation, is_overridden
 from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer, rank_zero_warn
@@ -83,14 +83,7 @@ class FederatedClient:
     """
 
     @checked(
-        module=Example("fl.ClientModule(net)"),
-        algorithm=Example("fl.algorithms.FedLF()"),
-        data=ANY,
-        client_id=Bounds(0),
-        num_clients=Bounds(1),
-        local_epochs=Bounds(1),
-        local_steps=Bounds(1),
-        loss_batch_size=Bounds(1),
+        **CLIENT_CHECKS, module=Example("fl.ClientModule(net)"), data=ANY, client_id=Bounds(0), num_clients=Bounds(1)
     )
     def __init__(
         self,

@@ -108,11 +108,6 @@ class ServerMessage:
 def give(message: ServerMessage, rule: ClientRule, client_id: int) -> None:
     """Gives a client's object of the client rule what the server keeps for it, in place of what it has.
 
-    Args:
-        message: from the server.
-        rule: the client half of the method, at the client.
-        client_id: the client.
-
     Raises:
         ValueError: it is not what the method's server sends.
     """

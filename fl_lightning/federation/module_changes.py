@@ -26,10 +26,6 @@ _UPDATES = 10**9
 class Places:
     """The objects of a module by names that copies of it share.
 
-    Args:
-        module: the module.
-        state: its objects.
-
     Attributes:
         state: as given.
         kept: what may change, by name.

@@ -24,12 +24,7 @@ _SAID = 32
 
 
 class AwayModule:
-    """A client's module, while the client does what a message asks for.
-
-    Args:
-        module: the module.
-        plain: what the message says of it.
-    """
+    """A client's module, while the client does what a message asks for."""
 
     def __init__(self, module: LightningModule, plain: Mapping[str, Any]) -> None:
         self._module, self._plain = module, plain
@@ -70,12 +65,7 @@ class AwayModule:
 
 
 class HomeModule:
-    """A server's module, which rounds change as they do in a fit.
-
-    Args:
-        module: the module as it was made.
-        device: where the server computes.
-    """
+    """A server's module, which rounds change as they do in a fit."""
 
     def __init__(self, module: LightningModule, device: torch.device) -> None:
         self._module, self._device, self._said = module, device, set[str]()

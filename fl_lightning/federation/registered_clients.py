@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fl_lightning.algorithms.records import mean_rate
 from fl_lightning.federation.door import MisfitError, read, said
-from fl_lightning.federation.messages import ClientIntroduction
+from fl_lightning.federation.messages import ClientIntroduction, ClientMessage
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.names import rank_zero_warn
 
@@ -22,48 +23,51 @@ _OUTLIER = 100
 _WARNINGS = 32
 
 
-class Introductions:
-    """The clients of a federation as they have introduced themselves.
+class RegisteredClients:
+    """The clients of a federation as they have introduced themselves to a server of this kind.
 
-    Args:
+    Attributes:
         num_clients: registered clients.
-        description: of the server.
-        frozen: digest of the server's parameters without gradients.
+        fit_description: the federation in plain values, to be compared with clients and checkpoints.
+        counted: by client, the last round in which its answer entered the step.
+        learning_rate: mean learning rate of the clients in the last round; ``None`` without one.
     """
 
-    def __init__(self, num_clients: int, description: FitDescription, frozen: str) -> None:
-        self._num_clients, self._description, self._frozen = num_clients, description, frozen
+    num_clients: int
+    fit_description: FitDescription
+    _frozen: str
+    """Digest of the server's parameters without gradients."""
+
+    def __init__(self) -> None:
         self._known: dict[int, ClientIntroduction] = {}
         self._warned: set[str] = set()
+        self.counted: dict[int, int] = {}
+        self.learning_rate: float | None = None
+        self._local_steps = 0
 
     @property
-    def known(self) -> frozenset[int]:
+    def registered(self) -> frozenset[int]:
         """The clients that have introduced themselves."""
         return frozenset(self._known)
 
     @property
-    def names(self) -> Sequence[str]:
-        """What people call the clients."""
-        return tuple(self._known[k].name if k in self._known else str(k) for k in range(self._num_clients))
+    def client_names(self) -> Sequence[str]:
+        """What people call the clients; numbers, as long as they do not say."""
+        return tuple(self._known[k].name if k in self._known else str(k) for k in range(self.num_clients))
 
     @property
-    def sizes(self) -> Tensor:
-        """``[N]`` int64 training samples; 0 for unknown clients."""
-        sizes = [self._known[k].size if k in self._known else 0 for k in range(self._num_clients)]
+    def client_sizes(self) -> Tensor:
+        """``[N]`` int64 training samples; 0 for clients that have not introduced themselves."""
+        sizes = [self._known[k].size if k in self._known else 0 for k in range(self.num_clients)]
         return torch.tensor(sizes, dtype=torch.int64)
 
-    def num_samples(self, now: Mapping[int, int]) -> int | None:
-        """Training samples of all clients; ``None`` if some are unknown.
-
-        Args:
-            now: by client, as it says in this round.
-        """
-        if len(self._known) < self._num_clients:
+    def _num_samples(self, now: Mapping[int, int]) -> int | None:
+        """Training samples of all clients, by what some say in this round; ``None`` if some are unknown."""
+        if len(self._known) < self.num_clients:
             return None
         return sum(now.get(client, known.size) for client, known in self._known.items())
 
-    @property
-    def steps_per_round(self) -> int | None:
+    def _mean_steps(self) -> int | None:
         """Mean optimizer steps of a visit, rounded up, over the known clients with data; ``None`` without any."""
         steps = {client: known.steps for client, known in self._known.items() if known.steps > 0}
         most = _OUTLIER * median(steps.values()) if steps else 0
@@ -76,14 +80,18 @@ class Introductions:
         usual = [number for client, number in steps.items() if client not in odd]
         return -(-sum(usual) // len(usual)) if usual else None
 
-    def refusal(self, introduction: object) -> str | None:
-        """Why a client cannot take part; ``None`` if it can."""
+    def refusal(self, introduction: ClientIntroduction | Mapping[str, Any]) -> str | None:
+        """Why this client cannot take part, in words: another layout, method, setting, version; ``None`` if it can.
+
+        Args:
+            introduction: what came from it: a message, or its fields.
+        """
         try:
             found = read(ClientIntroduction, introduction)
         except MisfitError as flaw:
             return str(flaw)
-        if found.client_id >= self._num_clients:
-            return f"client ids go from 0 to {self._num_clients - 1}, found {found.client_id}"
+        if found.client_id >= self.num_clients:
+            return f"client ids go from 0 to {self.num_clients - 1}, found {found.client_id}"
         try:
             refused = self._differences(found)
         except Exception as error:  # whatever comes of comparing values of any kind
@@ -91,10 +99,12 @@ class Introductions:
         return said(f"from server to client, {'; '.join(refused)}") if refused else None
 
     def _differences(self, found: ClientIntroduction) -> list[str]:
-        description = FitDescription.from_state_dict(found.description)
-        differences = self._description.differences(description)
+        own, description = self.fit_description, FitDescription.from_state_dict(found.description)
+        differences = own.differences(description)
         refused = [differences[name] for name in _MUST_AGREE if name in differences]
-        ours, theirs = (d.versions.get("fl_lightning") for d in (self._description, description))
+        if ".lora_" in differences.get("layout", ""):
+            refused.append("adapters: the mean of factors needs one rank and the same adapted layers on all sides")
+        ours, theirs = (d.versions.get("fl_lightning") for d in (own, description))
         if ours != theirs:
             refused.append(f"version: fl_lightning {ours} became {theirs}")
         elif "versions" in differences:
@@ -111,8 +121,11 @@ class Introductions:
                 "their last bits from those of a simulation"
             )
 
-    def register(self, introduction: object) -> None:
-        """Takes what a client says, instead of what it said before.
+    def register(self, introduction: ClientIntroduction | Mapping[str, Any]) -> None:
+        """Takes a client into the federation, or what it says anew.
+
+        Args:
+            introduction: as in :meth:`refusal`.
 
         Raises:
             ValueError: :meth:`refusal`.
@@ -123,16 +136,21 @@ class Introductions:
             raise ValueError(f"client {found.client_id} cannot take part: {words}")
         self._known[found.client_id] = replace(found, description={})
 
-    def resize(self, sizes: Mapping[int, int]) -> None:
-        """Clients have other training samples than they said, because their data have grown since."""
-        for client, size in sizes.items():
+    def _counts(self, answers: Sequence[ClientMessage], index: int) -> None:
+        """Answers have entered the step of a round. Clients may have other samples than they said: data grow."""
+        for answer in answers:
+            client = answer.client_id
+            self.counted[client] = index
+            self._local_steps += answer.steps
             if client in self._known:
-                self._known[client] = replace(self._known[client], size=size)
+                self._known[client] = replace(self._known[client], size=answer.size)
+        rates = [answer.client_lr for answer in answers if answer.client_lr is not None]
+        self.learning_rate = mean_rate(rates) if rates else None
 
-    def state_dict(self) -> list[dict[str, Any]]:
-        """What clients have said."""
-        return [asdict(known) for known in self._known.values()]
+    def _clients_state(self) -> dict[str, Any]:
+        clients = [asdict(known) for known in self._known.values()]
+        return {"counted": dict(self.counted), "local_steps": self._local_steps, "clients": clients}
 
-    def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        self._known = {entry["client_id"]: ClientIntroduction(**entry) for entry in state}
+    def _load_clients(self, state: Mapping[str, Any]) -> None:
+        self.counted, self._local_steps = dict(state["counted"]), state["local_steps"]
+        self._known = {entry["client_id"]: ClientIntroduction(**entry) for entry in state["clients"]}

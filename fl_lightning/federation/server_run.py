@@ -186,14 +186,7 @@ class ServerRun:
 def joined(
     answers: Iterable[EvaluationRecord], stage: Literal["val", "test"], round: int, names: Sequence[str]  # noqa: A002
 ) -> EvaluationRecord | None:  # fmt: skip
-    """One record of what clients have found, each for itself; ``None`` if nobody has anything.
-
-    Args:
-        answers: in any order, one per client.
-        stage: which data.
-        round: rounds finished.
-        names: what people call the clients.
-    """
+    """One record of what clients have found, each for itself; ``None`` if nobody has anything."""
     rows = {client: found for found in answers for client in found.client_ids}
     clients = sorted(rows)
     if not clients:

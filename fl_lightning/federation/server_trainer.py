@@ -11,21 +11,14 @@ from typing import Any
 from fl_lightning.core.records import EvaluationRecord, RoundRecord
 from fl_lightning.federation.federated_server import FederatedServer
 from fl_lightning.lightning.names import Callback, LightningModule, Logger, TrainerFn, rank_zero_info
-from fl_lightning.report.callbacks import ClientTable, ConflictMonitor, FairnessMonitor, FitRecorder
+from fl_lightning.report.callbacks import ClientTable, FitRecorder
 
-KNOWN = (ClientTable, ConflictMonitor, FairnessMonitor, FitRecorder)
+KNOWN = (ClientTable, FitRecorder)
 """Callbacks that read records alone."""
 
 
 class ServerTrainer:
     """Stands in for the Trainer of a simulation before callbacks that read records of rounds and evaluations.
-
-    Args:
-        server: the server; it stands in for the strategy, too.
-        rounds: of the whole federation.
-        loggers: of the run.
-        callbacks: those of this package that read records.
-        folder: where files go that have no other place.
 
     Attributes:
         ckpt_path: the checkpoint that the run goes on from; ``None`` if it begins anew.

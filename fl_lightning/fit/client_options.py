@@ -8,10 +8,18 @@ from typing import Any, Literal
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import Needs
-from fl_lightning.arguments import check_unused
+from fl_lightning.arguments import Bounds, Example, check_unused
 from fl_lightning.clients.local_options import LocalOptions
 from fl_lightning.fit.checks import Method, paired_client_rule
 from fl_lightning.lightning.fit_description import plain
+
+CLIENT_CHECKS: dict[str, Bounds | Example] = {
+    "algorithm": Example("fl.algorithms.FedLF()"),
+    "local_epochs": Bounds(1),
+    "local_steps": Bounds(1),
+    "loss_batch_size": Bounds(1),
+}
+"""Of these arguments, wherever they are given."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.clients.client_optimizers import client_learning_rate
 from fl_lightning.clients.client_runner import ClientRunner
-from fl_lightning.clients.log_recorder import LogRecorder
 from fl_lightning.clients.schedules import Schedules
 from fl_lightning.clients.sequential import SequentialRunner
 from fl_lightning.clients.upload import Upload
@@ -29,7 +28,8 @@ from fl_lightning.fit.checks import (
 )
 from fl_lightning.fit.client_options import ClientOptions
 from fl_lightning.fit.uploads import merge_left
-from fl_lightning.lightning.epoch_loop import ClientTask, FederatedEpochLoop
+from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.lightning.inspection import accumulation
 from fl_lightning.lightning.names import Trainer, rank_zero_info, rank_zero_warn
 
@@ -168,47 +168,21 @@ class ClientSide:
         finally:
             self._binding.bind_global()
 
-    def end_round(self) -> str | None:
+    def end_round(self) -> None:
         """All clients of the round were trained.
 
-        Returns:
-            Why they have to be trained again: steps from plans turned out to be others than PyTorch's.
-
         Raises:
-            ValueError: local training has changed parameters without gradients.
+            ValueError: see :meth:`ClientRunner.check_round`.
         """
-        distrusted = self._crew.end_round()
+        self._crew.end_round()
         self.runner.optimizers.restore()
-        self.runner.check_frozen()
+        self.runner.check_round()
         if self._notice:
             rank_zero_warn(self._notice)
             self._notice = ""
-        if distrusted is not None and self.runner.plans is not None:
-            self.runner.plans.give_up(distrusted)
-        return distrusted
-
-    def repeat(self, task: ClientTask) -> Upload:
-        """Trains a client of the round once more, in this process and unheard by loggers.
-
-        Raises:
-            Exception: what its training raised.
-        """
-        failed = True
-        try:
-            with self.runner.logging_to(LogRecorder(self.runner.module)):
-                upload = self.runner.train(task)
-            failed = False
-            return upload
-        finally:
-            self.runner.restore(failed)
 
     def merge(self, uploads: Sequence[Upload], counted: Sequence[int]) -> None:
-        """Joins what visits have left in the module.
-
-        Args:
-            uploads: of the round, in the order of the cohort.
-            counted: clients whose uploads have entered the step.
-        """
+        """Joins what visits have left in the module."""
         merge_left(self.runner.visits, uploads, counted)
 
     def close(self) -> None:

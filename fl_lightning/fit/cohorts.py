@@ -36,12 +36,6 @@ class Cohorts:
     def of(self, current: Round, reports: UsableUploads, places: Sequence[int], norms: Tensor | None) -> Cohort:
         """The cohort of some uploads, whose updates move to the front of the rows.
 
-        Args:
-            current: the round.
-            reports: the uploads.
-            places: of their rows.
-            norms: of their updates, if they are known.
-
         Raises:
             ValueError: clients have sent other things beside their updates than others.
         """

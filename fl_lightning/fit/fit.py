@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.algorithms.records import Federation
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.upload import Upload
@@ -18,19 +17,16 @@ from fl_lightning.core.columns import Columns
 from fl_lightning.core.digest import checksums
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.records import RoundRecord
-from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.storage import kept
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.fit.checks import check_selection
 from fl_lightning.fit.client_side import ClientSide
-from fl_lightning.fit.guarding import Guards
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.resume_checks import check_resume, remembers
 from fl_lightning.fit.server import Server
 from fl_lightning.fit.uploads import Round
-from fl_lightning.lightning.epoch_loop import ClientTask
+from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.fit_description import FitDescription
-from fl_lightning.lightning.names import Trainer, rank_zero_info, rank_zero_warn
+from fl_lightning.lightning.names import Trainer, rank_zero_info
 
 
 class FederatedFit:
@@ -62,16 +58,15 @@ class FederatedFit:
         self._algorithm, self._rule = options.algorithm, options.client_rule
         if options.attack is not None:
             options.attack.check(self._num_clients)
-        for guard in options.guards:
-            guard.check(self._num_clients)
-        self._guards = Guards(options.guards)
-        self._server = Server(
-            options, binding, clients.buffers, clients.runner.rows, self._num_clients, self._guards
-        )  # fmt: skip
-        self._server.names = clients.loaders.names
-        self._server.cohorts.num_samples = sum(clients.loaders.sizes)
-        options.check_rounds(len(clients.runner.rows), clients.loaders.sizes)
-        self.description = self._described()
+        sizes = clients.loaders.sizes
+        self._server = Server(options, binding, clients.buffers, clients.runner.rows, self._num_clients, sizes)
+        self._failures, self._failures.names = self._server.failures, clients.loaders.names
+        self._server.cohorts.num_samples = sum(sizes)
+        renewed = trainer.reload_dataloaders_every_n_epochs > 0  # type: ignore[attr-defined]
+        self.description = self._server.description(
+            data={} if renewed else clients.loaders.fingerprint(),
+            steps_per_round=None if renewed else clients.schedules.steps,
+        )
         self._round: Round | None = None
         self._drop_outs: frozenset[int] = frozenset()
         self.memory: dict[str, int] = {}
@@ -88,17 +83,11 @@ class FederatedFit:
             source = "the last fit's state" if path is None else f"the checkpoint {path}"
             found = FitDescription.from_state_dict(states["fit"])
             check_resume(found, self.description, source, remembers(states), self._options.strict_resume)
-            server.load(states, self._columns)
+            server.load(states)
             self.clients.runner.optimizers.load_state_dict(states["client_optimizers"])
             if "schedules" in states:  # files of earlier versions have none
                 self.clients.schedules.load_state_dict(states["schedules"])
-        theta, layout = self._binding.theta, self._binding.layout
-        size, rounds = len(self.clients.runner.rows), self._planned_rounds()
-        shared = self._columns if len(self._columns.spans) > 1 else None
-        federation = Federation(
-            self._num_clients, layout, theta.device, theta.dtype, size, rounds, shared, self.clients.buffers.nbytes
-        )
-        self.memory = server.begin(federation, self._options.keeps_optimizer)
+        self.memory = server.begin(self._planned_rounds(), self._options.keeps_optimizer)
         plan = ", ".join(f"{name} {size:,} B" for name, size in self.memory.items())
         reason = self.clients.runner.full_path
         path_taken = "lean" if reason is None else f"full ({reason})"
@@ -106,9 +95,9 @@ class FederatedFit:
         idle = self._binding.not_trained
         idle = idle and f" {idle} require gradients and are in no optimizer: they are not trained."
         rank_zero_info(
-            f"Federated fit on {theta.device}, {path_taken} path. Memory beside the module: {plan}. A round counts as "
-            f"{steps} step{'s' * (steps > 1)} (global_step, max_steps, learning-rate schedules). Local steps: "
-            f"{self.clients.runner.step_kind}.{idle}"
+            f"Federated fit on {self._binding.theta.device}, {path_taken} path. Memory beside the module: {plan}. A "
+            f"round counts as {steps} step{'s' * (steps > 1)} (global_step, max_steps, learning-rate schedules). "
+            f"Local steps: {self.clients.runner.step_kind}.{idle}"
         )
 
     def _planned_rounds(self) -> int | None:
@@ -155,7 +144,7 @@ class FederatedFit:
         """Everything that a bit-exact resume needs besides weights and loop counters."""
         return {
             "fit": self.description.state_dict(),
-            **self._server.states(self._columns),
+            **self._server.states(),
             "client_optimizers": self.clients.runner.optimizers.state_dict(),
             "schedules": self.clients.schedules.state_dict(),
             "non_persistent_buffers": self.clients.buffers.unsaved(self.clients.runner.in_training),
@@ -170,23 +159,11 @@ class FederatedFit:
         }
         shared = len(self._columns.spans) > 1
         apart = [f"{type(rule).__name__}.{name}" for name in kept.columns(rule)] if shared else []
-        apart += [f"guards.{name}" for name in self._guards.in_columns()] if shared else []
-        held["guards"] = self._guards.states()
+        apart += [f"guards.{name}" for name in self._server.guards.in_columns()] if shared else []
+        held["guards"] = self._server.guards.states()
         held |= {type(rule).__name__: kept.state(rule), "server_optimizer": optimizer and optimizer.state_dict()}
-        held |= {"skipped_rounds": self._server.skipped_rounds, "schedules": self.clients.schedules.state_dict()}
+        held |= {"skipped_rounds": self._failures.skipped_rounds, "schedules": self.clients.schedules.state_dict()}
         return {name: number for key, part in held.items() for name, number in checksums(part, key, apart).items()}
-
-    def _described(self) -> FitDescription:
-        optimizer = self._server.optimizer
-        renewed = self._trainer.reload_dataloaders_every_n_epochs > 0  # type: ignore[attr-defined]
-        return FitDescription.of(
-            self._algorithm, self._rule, self._binding.layout,
-            clients=self._num_clients,
-            server_optimizer="none" if optimizer is None else type(optimizer).__name__,
-            data={} if renewed else self.clients.loaders.fingerprint(),
-            steps_per_round=None if renewed else self.clients.schedules.steps,
-            settings={"clients_per_round": len(self.clients.runner.rows), **self._options.settings()},
-        )  # fmt: skip
 
     def global_buffers(self) -> dict[str, Tensor]:
         """The buffers that a client in training has changed, as they were before it."""
@@ -197,13 +174,10 @@ class FederatedFit:
     def open_round(self, index: int) -> Iterator[ClientTask]:
         """Draws the cohort and yields one task per place."""
         self._binding.check(self._trainer.optimizers)
-        loaders, options, clients = self.clients.loaders, self._options, self.clients
+        loaders, clients = self.clients.loaders, self.clients
         asks = (lambda params, ids: clients.losses_at(index, params, ids)) if clients.needs.requery else None
         self._round = Round(index, asks=asks)
-        size = len(self.clients.runner.rows)
-        seed = derive_seed(options.seed, "sampler")
-        selection = options.sampler.select(index, size, loaders.sizes, seed)
-        check_selection(selection.client_ids, size, len(loaders), type(options.sampler).__name__)
+        selection = self._server.drawn(index, loaders.sizes)
         self._drop_outs = frozenset(selection.drop_outs)
         tasks = [
             ClientTask(int(client), place, index, int(loaders.sizes[client]), loaders.num_batches(client))
@@ -211,7 +185,7 @@ class FederatedFit:
         ]
         self.clients.begin_round([t for t in tasks if t.num_samples > 0 and t.client_id not in self._drop_outs])
         yield from tasks
-        for place in range(len(tasks), size):
+        for place in range(len(tasks), len(clients.runner.rows)):
             yield ClientTask(None, place, index)
 
     def train_client(self, task: ClientTask) -> Tensor | None:
@@ -223,7 +197,7 @@ class FederatedFit:
             current.dropped[client] = "dropped out"
             return None
         if task.num_samples == 0:
-            self._server.drop(current, client, "it has no training data")
+            self._failures.drop(current, client, "it has no training data")
             return None
         self.clients.follow_optimizers()
         current.trained += 1
@@ -232,25 +206,11 @@ class FederatedFit:
         except RankError:
             raise
         except Exception as error:
-            self._server.drop(current, client, f"{type(error).__name__}: {error}", error)
+            self._failures.drop(current, client, f"{type(error).__name__}: {error}", error)
             return None
         self.clients.schedules.arrived(client, upload.pace)
         current.uploads.append(upload)
-        current.tasks.append(task)
         return upload.train_loss
-
-    def _repeat(self, current: Round, reason: str) -> None:
-        """Trains the clients of the round again, without plans; nothing of the round has reached the model yet."""
-        rank_zero_warn(
-            f"Round {current.index} is repeated without planned steps, because {reason}. What its clients logged stays."
-        )
-        tasks, current.tasks, current.uploads = current.tasks, [], []
-        for task in tasks:
-            assert task.client_id is not None
-            try:
-                current.uploads.append(self._taken(self.clients.repeat(task)))
-            except Exception as error:
-                self._server.drop(current, task.client_id, f"{type(error).__name__}: {error}", error)
 
     def _taken(self, upload: Upload) -> Upload:
         """What a client has sent; vectors beside its update are in the round's rows now."""
@@ -263,9 +223,7 @@ class FederatedFit:
         """Aggregates the uploads that arrived and applies the step."""
         current, clients, runner = self._round, self.clients, self.clients.runner
         assert current is not None
-        distrusted = clients.end_round()
-        if distrusted is not None:
-            self._repeat(current, distrusted)
+        clients.end_round()
         trained = current.seconds
         record = self._server.close_round(current)
         runner.optimizers.commit(record.client_ids)

@@ -15,9 +15,7 @@ from torch.optim import Optimizer
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.client_hooks import ClientHooks
 from fl_lightning.clients.client_optimizers import scheduled_state
-from fl_lightning.clients.sequential import Sequential
 from fl_lightning.clients.trained import trained_names
-from fl_lightning.core.finite import not_finite
 from fl_lightning.core.layout import names_in
 from fl_lightning.core.records import RoundRecord, round_metrics
 from fl_lightning.data.client_loaders import ClientLoaders
@@ -26,11 +24,12 @@ from fl_lightning.fit.checks import refuse_undivided_data
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.fit import FederatedFit
 from fl_lightning.fit.options import FitOptions
-from fl_lightning.fit.rank_checks import Agreement, check_same_fit, check_same_start, say_processes
+from fl_lightning.fit.rank_checks import Agreement, check_executor, check_same_fit, check_same_start, say_processes
 from fl_lightning.fit.round_length import visit_plan
 from fl_lightning.fit.round_loader import RoundLoader
 from fl_lightning.fit.work_division import shared_work
-from fl_lightning.lightning.epoch_loop import ClientTask, FederatedEpochLoop, install
+from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.epoch_loop import FederatedEpochLoop, install
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.last_checkpoint import complete_last_checkpoints
 from fl_lightning.lightning.names import Trainer, rank_zero_info
@@ -39,9 +38,6 @@ from fl_lightning.lightning.ranks import Ranks
 
 class FitLifecycle:
     """Binds the module for a fit, conducts its rounds for the epoch loop, and keeps the method's state between fits.
-
-    Args:
-        options: the strategy's arguments.
 
     Attributes:
         last_round: what the last finished round did.
@@ -70,18 +66,12 @@ class FitLifecycle:
     def bind(self, ranks: Ranks | None) -> None:
         """A fit is set up: binds the parameters of the trainer's module.
 
-        Args:
-            ranks: the processes that run the fit; ``None`` for one.
-
         Raises:
             ValueError: the executor makes processes of its own, or no optimizer holds a parameter of the module.
         """
         self._ranks, self._agreement = ranks, None
-        if ranks is not None and not isinstance(self._options.executor, Sequential):
-            raise ValueError(
-                f"executor={self._options.executor!r} cannot be used with {ranks.size} processes, each of which trains "
-                "its share of the clients: leave executor out"
-            )
+        if ranks is not None:
+            check_executor(ranks, self._options.executor)
         module = self._trainer.lightning_module
         trained = trained_names(module, self._trainer.optimizers)
         self._binding = BoundParameters(module, self._algorithm.layers, trained)
@@ -107,8 +97,7 @@ class FitLifecycle:
     @property
     def trained(self) -> Sequence[str] | None:
         """Names of the trained parameters of the running or last fit; ``None`` before the first."""
-        description = self.description
-        return None if description is None else names_in(description.layout)
+        return None if self.description is None else names_in(self.description.layout)
 
     @property
     def memory(self) -> Mapping[str, int]:
@@ -124,11 +113,6 @@ class FitLifecycle:
 
     def training_loader(self, dataloader: object, limit: int | float, loaded: dict[str, Any] | None) -> RoundLoader:
         """Begins the fit on the clients' data, or goes on with data loaded anew.
-
-        Args:
-            dataloader: the clients' training data.
-            limit: the trainer's ``limit_train_batches``.
-            loaded: the federated state of the checkpoint that was loaded, if any.
 
         Raises:
             TypeError: the data are not divided among clients.
@@ -152,13 +136,11 @@ class FitLifecycle:
             return
         options = self._options
         self._binding = self._binding.renewed(self._algorithm.layers, self._trainer.optimizers)
-        self._check_weights(self._binding)
+        self._binding.check_finite()
         self.loop.progress.resume()
-        carried = self._carried
+        carried = self._carried if self._trainer.current_epoch > 0 else None
         if loaded is not None:
             carried = loaded if "fit" in loaded else None
-        elif self._trainer.current_epoch == 0:
-            carried = None
         capacity = cohort_size(options.clients_per_round, len(loaders))
         executor, rule = options.executor, options.client_rule
         if self._ranks is not None:
@@ -181,15 +163,6 @@ class FitLifecycle:
             theta.copy_(trained)
         if self._ranks is not None:
             check_same_start(self._ranks, self._fit.checksums())
-
-    def _check_weights(self, binding: BoundParameters) -> None:
-        """Raises ValueError if the fit would begin with weights that are not finite."""
-        broken = not_finite(dict(zip(binding.layout.names, binding.global_views, strict=True)))
-        if broken:
-            raise ValueError(
-                f"the parameters of {type(binding.module).__name__} must be finite when a fit begins, found NaN or "
-                f"infinity in {', '.join(broken)}: no client could train with them"
-            )
 
     # ---- rounds, as the epoch loop asks for them
 

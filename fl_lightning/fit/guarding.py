@@ -11,7 +11,7 @@ from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.storage import kept
-from fl_lightning.core.storage.column_files import for_columns, in_columns
+from fl_lightning.core.storage.column_parts import for_columns, in_columns
 
 _MANY = 100_000
 """Clients among which a guard's smallest cohort is looked for."""
@@ -35,11 +35,6 @@ class Guarded:
 def check_guards(guards: Sequence[Guard], most: int, who: str) -> None:
     """Refuses guards that can judge no round.
 
-    Args:
-        guards: in the order in which they see the updates.
-        most: the largest number of usable reports.
-        who: the clients behind them, for the error.
-
     Raises:
         ValueError: says how many reports it takes.
     """
@@ -58,9 +53,6 @@ def check_guards(guards: Sequence[Guard], most: int, who: str) -> None:
 
 class Guards:
     """Runs the guards of a fit.
-
-    Args:
-        guards: in the order in which they see the updates.
 
     Attributes:
         each: the guards.

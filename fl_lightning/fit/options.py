@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 
 from fl_lightning.algorithms.differential_privacy import DifferentialPrivacy, accounting
 from fl_lightning.algorithms.guards.base import Guard
-from fl_lightning.arguments import check_unused
+from fl_lightning.arguments import Bounds, Example, check_unused
 from fl_lightning.clients.base import Executor
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler, check_clients_per_round
-from fl_lightning.fit.client_options import ClientOptions
+from fl_lightning.fit.client_options import CLIENT_CHECKS, ClientOptions
 from fl_lightning.fit.guarding import check_guards
 from fl_lightning.lightning.fit_description import plain
 from fl_lightning.lightning.names import rank_zero_warn
@@ -23,6 +23,18 @@ from fl_lightning.metrics.functional import Mode
 
 _GUESSED = 2**32
 """Seeds below can all be tried."""
+
+
+CHECKS: dict[str, Bounds | Example] = {
+    **CLIENT_CHECKS,
+    "clients_per_round": Bounds(above=0),
+    "server_optimizer": Example("functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)"),
+    "sampler": Example("fl.data.UniformSampler()"),
+    "guard": Example("fl.guards.MultiKrum(dishonest=0.1)"),
+    "max_failed_rounds": Bounds(1),
+    "min_clients": Bounds(1),
+}
+"""Of these arguments, wherever they are given."""
 
 
 @dataclass(frozen=True)

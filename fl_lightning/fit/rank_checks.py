@@ -14,6 +14,8 @@ from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import Guard
+from fl_lightning.clients.base import Executor
+from fl_lightning.clients.sequential import Sequential
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.core.digest import checksum, checksums
 from fl_lightning.core.errors import RankError
@@ -47,6 +49,15 @@ def trainer_settings(trainer: Trainer) -> dict[str, Any]:
     found |= {"callbacks": sorted(callbacks), "optimizers": [type(optimizer) for optimizer in trainer.optimizers]}
     found |= {"module": type(trainer.lightning_module), "options of the optimizers": repr(groups)}
     return {name: plain(value) for name, value in found.items()}
+
+
+def check_executor(ranks: Ranks, executor: Executor) -> None:
+    """Raises ValueError if the executor makes processes of its own."""
+    if not isinstance(executor, Sequential):
+        raise ValueError(
+            f"executor={executor!r} cannot be used with {ranks.size} processes, each of which trains its share of the "
+            "clients: leave executor out"
+        )
 
 
 def check_same_fit(ranks: Ranks, description: FitDescription, trainer: Trainer) -> None:
@@ -85,14 +96,7 @@ def check_same_data(ranks: Ranks, stage: str, fingerprint: Mapping[str, Any]) ->
 
 
 def say_processes(ranks: Ranks, options: FitOptions, sizes: Sequence[int], rows: UpdateRows) -> None:
-    """Says what the processes can do for the fit.
-
-    Args:
-        ranks: the processes.
-        options: the strategy's arguments.
-        sizes: training samples of all clients.
-        rows: of a round.
-    """
+    """Says what the processes can do for the fit."""
     largest, per_round = max(sizes), len(rows)
     bound = min(ranks.size, per_round * sum(sizes) / (len(sizes) * largest)) if largest else 1.0
     machines = f"{ranks.num_nodes} machine{'s' * (ranks.num_nodes > 1)}"
@@ -125,11 +129,7 @@ def whole_rows_reason(options: FitOptions) -> str | None:
 
 
 class Agreement:
-    """Finds out a rank that has come to something else than the others.
-
-    Args:
-        ranks: the processes.
-    """
+    """Finds out a rank that has come to something else than the others."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks, self._noted = ranks, 0

@@ -17,14 +17,7 @@ _MOST_STEPS = 10_000_000
 
 
 def visit_plan(trainer: Trainer, options: ClientOptions, limit: int | float, loaders: ClientLoaders) -> VisitPlan:
-    """The visit that the clock of a fit counts by, which ``configure_optimizers`` may ask for.
-
-    Args:
-        trainer: the trainer.
-        options: how clients train.
-        limit: the trainer's ``limit_train_batches``.
-        loaders: the clients' training data.
-    """
+    """The visit that the clock of a fit counts by, which ``configure_optimizers`` may ask for."""
     batches = ClientBatches(loaders, options, limit, accumulation(trainer), trainer.lightning_module)
     return batches.plan(options.needs.full_gradients)
 
@@ -63,10 +56,6 @@ def check_visit_schedulers(trainer: Trainer, knows_clock: bool, steps: int) -> N
 
 def refuse_steps_by_hand(trainer: Trainer, calls: Sequence[int]) -> None:
     """Refuses schedulers that a module steps itself: how far depends on visits that this client has not seen.
-
-    Args:
-        trainer: the trainer.
-        calls: how often the module has stepped each scheduler.
 
     Raises:
         ValueError: it has stepped one.

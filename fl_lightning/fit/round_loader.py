@@ -9,17 +9,11 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.lightning.epoch_loop import ClientTask
+from fl_lightning.lightning.client_task import ClientTask
 
 
 class RoundLoader:
-    """What the epoch loop iterates over: the places of a round, each taken by a client or empty.
-
-    Args:
-        size: places in a round.
-        loaders: the clients' training data.
-        open_round: draws the cohort of the current epoch.
-    """
+    """What the epoch loop iterates over: the places of a round, each taken by a client or empty."""
 
     def __init__(self, size: int, loaders: ClientLoaders, open_round: Callable[[], Iterator[ClientTask]]) -> None:
         self.loaders, self._size, self._open_round = loaders, size, open_round

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import isfinite, nan
+from math import isfinite
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -19,23 +18,23 @@ from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.clients.upload import Upload
-from fl_lightning.core.client_names import client_label, numbered
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.columns import Columns
-from fl_lightning.core.errors import ClientError, ModuleError
 from fl_lightning.core.records import RoundRecord
+from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.storage import kept
-from fl_lightning.core.storage.column_files import for_columns, in_columns
+from fl_lightning.core.storage.column_parts import for_columns, in_columns
+from fl_lightning.data.cohort_samplers import Selection
+from fl_lightning.fit.checks import check_selection
 from fl_lightning.fit.cohorts import Cohorts
+from fl_lightning.fit.effective_conflicts import EffectiveConflicts
+from fl_lightning.fit.failures import Failures
 from fl_lightning.fit.global_step import GlobalStep, RefusedStepError
 from fl_lightning.fit.guarding import Guards
 from fl_lightning.fit.memory_plan import memory_plan
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.uploads import Round, UsableUploads, usable
-from fl_lightning.lightning.names import rank_zero_warn
+from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.metrics.functional import conflict_counts
-
-_NAMED = 3  # clients in the message about a step that was refused
 
 
 class Server:
@@ -47,17 +46,16 @@ class Server:
         buffers: the module's buffers.
         rows: the rows of a round.
         num_clients: registered clients.
-        guards: see the uploads before anybody else.
+        sizes: ``[N]`` their training samples, if these are known.
 
     Attributes:
-        skipped_rounds: rounds that changed nothing.
-        failed_rounds: rounds in a row, up to the last one, in which clients trained and nothing came of it: no upload
-            was usable, or the step was refused.
-        names: what people call the clients.
+        failures: what becomes of clients and rounds that come to nothing.
+        guards: see the uploads before anybody else.
         cohorts: makes cohorts of uploads.
 
     Raises:
         TypeError: ``server_optimizer`` does not make an optimizer.
+        ValueError: no round can have as many reports as are asked for.
     """
 
     def __init__(
@@ -67,13 +65,16 @@ class Server:
         buffers: BufferBank,
         rows: UpdateRows,
         num_clients: int,
-        guards: Guards,
+        sizes: Tensor | None = None,
     ) -> None:
         self._options, self._algorithm, self._rule = options, options.algorithm, options.client_rule
-        self._binding, self._buffers, self._rows, self._guards = binding, buffers, rows, guards
-        self.skipped_rounds, self.failed_rounds = 0, 0
+        self._binding, self._buffers, self._rows, self._num_clients = binding, buffers, rows, num_clients
+        for each in options.guards:
+            each.check(num_clients)
+        options.check_rounds(len(rows), sizes)
+        self.guards, self.failures = Guards(options.guards), Failures(options, num_clients)
         self._step = GlobalStep(binding, options.server_optimizer)
-        self.names = numbered(num_clients)
+        self._effective = EffectiveConflicts(binding.module, binding.layout)
         self.cohorts = Cohorts(rows, binding.theta, options.client_rule, num_clients)
 
     @property
@@ -81,11 +82,35 @@ class Server:
         """The server optimizer, if there is one."""
         return self._step.optimizer
 
+    def description(self, **entries: Any) -> FitDescription:
+        """The fit in plain values, with further entries."""
+        name = "none" if self.optimizer is None else type(self.optimizer).__name__
+        settings = {"clients_per_round": len(self._rows), **self._options.settings()}
+        return FitDescription.of(
+            self._algorithm, self._rule, self._binding.layout,
+            clients=self._num_clients, server_optimizer=name, settings=settings, **entries,
+        )  # fmt: skip
+
+    def drawn(self, index: int, sizes: Tensor) -> Selection:
+        """The clients of a round.
+
+        Raises:
+            ValueError: the sampler's choice makes no sense.
+        """
+        sampler, size = self._options.sampler, len(self._rows)
+        selection = sampler.select(index, size, sizes, derive_seed(self._options.seed, "sampler"))
+        check_selection(selection.client_ids, size, self._num_clients, type(sampler).__name__)
+        return selection
+
     # ---- what lasts from round to round
 
-    def begin(self, federation: Federation, keeps_client_optimizers: bool) -> dict[str, int]:
+    def begin(self, rounds: int | None, keeps_client_optimizers: bool) -> dict[str, int]:
         """All that the first round needs is there; returns bytes that are held beside the module, by name."""
-        rules = self._algorithm, self._rule
+        rules, theta, columns = (self._algorithm, self._rule), self._binding.theta, self._rows.columns
+        federation = Federation(
+            self._num_clients, self._binding.layout, theta.device, theta.dtype, len(self._rows), rounds,
+            columns if len(columns.spans) > 1 else None, self._buffers.nbytes,
+        )  # fmt: skip
         for rule in rules:
             rule.begin_fit(federation)
         return memory_plan(federation, rules, self.optimizer is not None, keeps_client_optimizers)
@@ -94,58 +119,30 @@ class Server:
         """Begins anew."""
         kept.reset(self._algorithm)
         kept.reset(self._rule)
-        self._guards.reset()
+        self.guards.reset()
 
-    def states(self, columns: Columns) -> dict[str, Any]:
-        """What a bit-exact continuation needs of the method, the guards and the server optimizer.
-
-        Args:
-            columns: of this process.
-        """
+    def states(self) -> dict[str, Any]:
+        """What a bit-exact continuation needs of the method, the guards and the server optimizer."""
+        columns = self._rows.columns
         rules = {"algorithm": self._algorithm, "client_rule": self._rule}
         return {
             **{name: in_columns(kept.state(rule), kept.columns(rule), columns) for name, rule in rules.items()},
-            "guards": self._guards.state_dict(columns),
+            "guards": self.guards.state_dict(columns),
             "server_optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
-            "skipped_rounds": self.skipped_rounds,
-            "failed_rounds": self.failed_rounds,
+            "skipped_rounds": self.failures.skipped_rounds,
+            "failed_rounds": self.failures.failed_rounds,
         }
 
-    def load(self, states: Mapping[str, Any], columns: Columns) -> None:
+    def load(self, states: Mapping[str, Any]) -> None:
         """Goes on from what :meth:`states` returned; files of earlier versions lack guards and counts."""
+        columns = self._rows.columns
         for name, rule in (("algorithm", self._algorithm), ("client_rule", self._rule)):
             kept.load(rule, for_columns(states[name], kept.columns(rule), columns))
-        self._guards.load_state_dict(states.get("guards", {}), columns)
-        self.skipped_rounds = states.get("skipped_rounds", 0)
-        self.failed_rounds = states.get("failed_rounds", 0)
+        self.guards.load_state_dict(states.get("guards", {}), columns)
+        self.failures.skipped_rounds = states.get("skipped_rounds", 0)
+        self.failures.failed_rounds = states.get("failed_rounds", 0)
         if self.optimizer is not None:
             self.optimizer.load_state_dict(states["server_optimizer"])
-
-    def drop(
-        self, current: Round, client_id: int, reason: str, cause: Exception | None = None, others: bool = True
-    ) -> None:
-        """Leaves a client out of the round with a warning, or raises, by policy.
-
-        Args:
-            current: the round.
-            client_id: the client.
-            reason: why.
-            cause: what its training raised, if anything.
-            others: whether other clients of the round may do better.
-
-        Raises:
-            ClientError: the policy is ``"raise"``, or the module would fail for every client.
-        """
-        label = client_label(client_id, self.names)
-        at_fault = isinstance(cause, ModuleError)
-        if at_fault or self._options.on_client_error == "raise":
-            succeeded = cause is None or bool(current.uploads) or current.index > 0
-            hint = "no client has succeeded, so look at the module, its learning rate and the data"
-            hint = "on_client_error='drop' leaves such clients out" if others and succeeded else hint
-            hint = "it is the module's fault" if at_fault else hint
-            raise ClientError(f"client {label} in round {current.index}: {reason} ({hint})") from cause
-        current.dropped[client_id] = reason
-        rank_zero_warn(f"client {label} is left out of round {current.index}: {reason}")
 
     def close_round(
         self, current: Round, refused: tuple[type[Exception], ...] = (RefusedStepError,)
@@ -163,30 +160,30 @@ class Server:
             ClientError: the step is not finite and the policy is ``"raise"``, or too many rounds in a row have failed.
             RuntimeError: the rule returned something else than a step.
         """
-        reports = self._usable(
-            current, lambda upload, why, others: self.drop(current, upload.client_id, why, others=others)
-        )
+        drop, skipped = self.failures.drop, self.failures.skipped
+        reports = self._usable(current, lambda upload, why, others: drop(current, upload.client_id, why, others=others))
         uploads, count = reports.uploads, len(reports.uploads)
         if count < self._options.min_clients:
             reason = f"{count} usable report{'s' * (count > 1)}, fewer than min_clients={self._options.min_clients}"
             reason = reason if uploads else "no usable report"
-            return self._skip(current, uploads, f"had {reason}", reason, current.trained > 0 and count == 0)
-        settle = kept.tentatively(self._algorithm, self._rule, *self._guards.each)
+            return skipped(current, uploads, f"had {reason}", reason, current.trained > 0 and count == 0)
+        settle = kept.tentatively(self._algorithm, self._rule, *self.guards.each)
         try:
             cohort, reports, scalars = self._guarded(current, reports)
         except BaseException as flaw:
             settle(False)
             if not isinstance(flaw, CannotGuardError):
                 raise
-            return self._skip(current, uploads, f"had {flaw}", str(flaw), failed=True)
+            return skipped(current, uploads, f"had {flaw}", str(flaw), failed=True)
         try:
             step, step_norm = self._aggregate(cohort)
             take = self._step.tried(self._rows.columns.joined(step), step_norm)
             dots = cohort.updates.dots(step).cpu()
+            scalars |= self._effective.count(cohort, step)
             self._rule.commit(cohort)
         except refused as refusal:
             settle(False)
-            return self._refused(current, reports, self._flaw(refusal))
+            return self.failures.refused(current, reports, self._flaw(refusal))
         except BaseException:
             settle(False)
             raise
@@ -196,7 +193,7 @@ class Server:
                 kept.keep(self._rule, upload.client_id, upload.report.kept, current.index)
         take()
         self._buffers.commit([upload.buffers for upload in reports.uploads])
-        self.failed_rounds = 0
+        self.failures.failed_rounds = 0
         return self._record(current, cohort, step_norm, reports, dots, scalars)
 
     def _usable(self, current: Round, drop: Callable[[Upload, str, bool], None]) -> UsableUploads:
@@ -249,7 +246,7 @@ class Server:
             places = list(range(len(cohort)))
             cohort = self.cohorts.of(current, reports, places, None)
             left = reports = replace(reports, norms=cohort.updates.norms().cpu())
-        found = self._guards.guarded(cohort, rebuilt, left_out)
+        found = self.guards.guarded(cohort, rebuilt, left_out)
         return found.cohort, left, found.scalars
 
     def _aggregate(self, cohort: Cohort) -> tuple[Tensor, float]:
@@ -295,46 +292,6 @@ class Server:
             weights=report.weights,
             scalars={**report.scalars, **self._rule.scalars, **scalars},
             seconds=current.seconds,
-            skipped_rounds=self.skipped_rounds,
-            client_names=tuple(self.names[client] for client in cohort.client_ids),
+            skipped_rounds=self.failures.skipped_rounds,
+            client_names=tuple(self.failures.names[client] for client in cohort.client_ids),
         )
-
-    def _refused(self, current: Round, reports: UsableUploads, flaw: str) -> RoundRecord:
-        """The record of a round whose step was refused, or an error, by policy."""
-        largest = reports.norms.sort(descending=True, stable=True).indices[:_NAMED].tolist()
-        labels = [client_label(reports.uploads[place].client_id, self.names) for place in largest]
-        norms = ", ".join(f"client {who} {float(reports.norms[k]):.3g}" for who, k in zip(labels, largest, strict=True))
-        words = f"{flaw}; the largest norms of updates are {norms}"
-        if self._options.on_client_error == "raise":
-            raise ClientError(
-                f"round {current.index}: {words}. The model stays as it was before the round "
-                "(on_client_error='drop' goes on with the next one)"
-            )
-        return self._skip(current, reports.uploads, f"was left out: {words}", flaw, failed=True)
-
-    def _skip(
-        self, current: Round, uploads: Sequence[Upload], event: str, reason: str, failed: bool
-    ) -> RoundRecord:  # fmt: skip
-        """The record of a round that does not count; what did arrive is left out like everybody else.
-
-        Raises:
-            ClientError: too many rounds in a row have failed.
-        """
-        self.skipped_rounds += 1
-        self.failed_rounds = self.failed_rounds + 1 if failed else 0 if uploads else self.failed_rounds
-        others = {u.client_id: f"the round had {reason}" for u in uploads if u.client_id not in current.dropped}
-        dropped = {**current.dropped, **others}
-        if failed and self.failed_rounds == self._options.max_failed_rounds:
-            some = list(dropped.items())[:_NAMED]
-            causes = "; ".join(f"client {client_label(client, self.names)}: {why}" for client, why in some)
-            number = f"{self.failed_rounds} round{'s' * (self.failed_rounds > 1)} in a row"
-            raise ClientError(
-                f"{number} changed nothing although clients trained, up to round {current.index}, which {event} "
-                f"({causes}). The model is that of the last round that counted; max_failed_rounds="
-                f"{self._options.max_failed_rounds} of FederatedStrategy stops the fit here, None never does"
-            )
-        rank_zero_warn(f"round {current.index} {event}: the global model is unchanged")
-        return trusted(RoundRecord)(
-            current.index, (), dropped, nan, None, 0.0, torch.zeros(0), 0, {}, True, None, {}, current.seconds, reason,
-            self.skipped_rounds,
-        )  # fmt: skip

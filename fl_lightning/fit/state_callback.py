@@ -33,10 +33,6 @@ class FederatedState(Callback):
     A strategy has no section of its own in a Lightning checkpoint, callbacks do. The state holds tensors, numbers and
     strings only, so the file loads with ``weights_only=True``, also where this package is not installed.
 
-    Args:
-        fit: gives the state to save.
-        evaluator: runs around validations and tests.
-
     Attributes:
         loaded: the state of the checkpoint that the running trainer function loads, if any.
     """
@@ -47,11 +43,7 @@ class FederatedState(Callback):
         self.loaded: dict[str, Any] | None = None
 
     def attach(self, progress: RoundProgress) -> None:
-        """A trainer function begins.
-
-        Args:
-            progress: where in a round the trainer's epoch loop is.
-        """
+        """A trainer function begins."""
         self._progress, self.loaded = progress, None
 
     @property

@@ -4,11 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
 from datetime import timedelta
-from functools import wraps
-from inspect import signature
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
@@ -17,26 +14,24 @@ from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.attacks import Attack
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import Guard
-from fl_lightning.arguments import ANY, Bounds, Example, checked
+from fl_lightning.arguments import ANY, Example, checked
 from fl_lightning.clients.base import Executor
 from fl_lightning.clients.client_optimizers import load_scheduled_states
 from fl_lightning.clients.sequential import Sequential
-from fl_lightning.core.records import EvaluationRecord, RoundRecord
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
-from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.fit.checks import check_trainer
 from fl_lightning.fit.data_of_trainer import AttachedData, PartitionLike
 from fl_lightning.fit.evaluation.evaluator import Evaluator
 from fl_lightning.fit.evaluation.loader import PredictionLoader
 from fl_lightning.fit.evaluation.report import EvaluationReport
 from fl_lightning.fit.fit_lifecycle import FitLifecycle
-from fl_lightning.fit.options import FitOptions
+from fl_lightning.fit.options import CHECKS, FitOptions
 from fl_lightning.fit.rank_checks import check_same_data
+from fl_lightning.fit.readable import ReadableStrategy, remembered
 from fl_lightning.fit.state_callback import FederatedState
-from fl_lightning.lightning.checkpoint_io import STATE_KEY, remedy, weights_not_finite
+from fl_lightning.lightning.checkpoint_io import check_resumable
 from fl_lightning.lightning.checkpoint_names import keep_names_in_one_folder
-from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.names import (
     LightningModule,
     RunningStage,
@@ -44,23 +39,9 @@ from fl_lightning.lightning.names import (
     Trainer,
     TrainerFn,
 )
-from fl_lightning.lightning.single_device import OneDevice
-
-_Init = TypeVar("_Init", bound=Callable[..., None])
 
 
-def _remembered(init: _Init) -> _Init:
-    """A constructor that keeps its arguments; those of a subclass count, if it has a constructor of its own."""
-
-    @wraps(init)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
-        vars(self).setdefault("_arguments", (args, kwargs))
-        init(self, *args, **kwargs)
-
-    return cast("_Init", wrapper)
-
-
-class FederatedStrategy(OneDevice):
+class FederatedStrategy(ReadableStrategy):
     """Turns ``trainer.fit`` into federated training: one epoch is one communication round.
 
     In each round some clients are sampled. Each of them trains the global model on its own data. The server rule then
@@ -132,22 +113,12 @@ class FederatedStrategy(OneDevice):
     """
 
     strategy_name = "federated"
-    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
-    @_remembered
+    @remembered
     @checked(
-        algorithm=Example("fl.algorithms.FedLF()"),
-        clients_per_round=Bounds(above=0),
-        local_epochs=Bounds(1),
-        local_steps=Bounds(1),
-        server_optimizer=Example("functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)"),
-        sampler=Example("fl.data.UniformSampler()"),
-        guard=Example("fl.guards.MultiKrum(dishonest=0.1)"),
+        **CHECKS,
         attack=Example("fl.attacks.ZeroUpdates(clients=(3, 7))"),
         executor=Example("fl.executors.Sequential()"),
-        loss_batch_size=Bounds(1),
-        max_failed_rounds=Bounds(1),
-        min_clients=Bounds(1),
         partition=ANY,
     )
     def __init__(
@@ -179,101 +150,24 @@ class FederatedStrategy(OneDevice):
         planned_steps: bool = False,
     ) -> None:
         super().__init__(timeout)
-        self._options = options = FitOptions(
-            algorithm=FedAvg() if algorithm is None else algorithm,
-            client=client,
-            clients_per_round=clients_per_round,
-            local_epochs=local_epochs,
-            local_steps=local_steps,
-            full_gradients=full_gradients,
-            server_optimizer=server_optimizer,
-            sampler=UniformSampler() if sampler is None else sampler,
-            client_optimizer_state=client_optimizer_state,
-            buffers=buffers,
-            fairness_metric=fairness_metric,
-            fairness_mode=fairness_mode,
-            on_client_error=on_client_error,
-            guard=guard,
-            attack=attack,
-            seed=seed,
-            executor=Sequential() if executor is None else executor,
-            loss_batch_size=loss_batch_size,
-            planned_steps=planned_steps,
-            min_clients=min_clients,
-            max_failed_rounds=max_failed_rounds,
+        options = FitOptions(
+            algorithm=FedAvg() if algorithm is None else algorithm, client=client,
+            clients_per_round=clients_per_round, local_epochs=local_epochs, local_steps=local_steps,
+            full_gradients=full_gradients, server_optimizer=server_optimizer,
+            sampler=UniformSampler() if sampler is None else sampler, client_optimizer_state=client_optimizer_state,
+            buffers=buffers, fairness_metric=fairness_metric, fairness_mode=fairness_mode,
+            on_client_error=on_client_error, guard=guard, attack=attack, seed=seed,
+            executor=Sequential() if executor is None else executor, loss_batch_size=loss_batch_size,
+            planned_steps=planned_steps, min_clients=min_clients, max_failed_rounds=max_failed_rounds,
             strict_resume=strict_resume,
-        )
+        )  # fmt: skip
+        self._options = options
         self.algorithm, self.client_rule = options.algorithm, options.client_rule
         self._fits = FitLifecycle(options)
         report = EvaluationReport(fairness_metric, fairness_mode, log_client_names)
         self._evaluator = Evaluator(self._fits, self.algorithm, self.client_rule, options.seed, report)
         self._state = FederatedState(self._fits, self._evaluator)
         self._data = AttachedData(partition, options.seed)
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "__init__" in vars(cls):
-            setattr(cls, "__init__", _remembered(vars(cls)["__init__"]))  # noqa: B010
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles and copies have the arguments, not the fits.
-
-        Libraries save the arguments of their Trainer as hyperparameters, so that every checkpoint holds the strategy.
-        """
-        return _made, (type(self), *self._arguments)
-
-    @property
-    def arguments(self) -> Mapping[str, Any]:
-        """What the constructor was called with, by name."""
-        args, kwargs = self._arguments
-        return {**dict(zip(signature(type(self)).parameters, args, strict=False)), **kwargs}
-
-    def with_arguments(self, **changes: Any) -> FederatedStrategy:
-        """A new strategy of this class with the same arguments but those named here.
-
-        Nothing is shared: the method and other objects among the arguments are copied.
-
-        Args:
-            **changes: arguments of the constructor.
-
-        Raises:
-            TypeError: the constructor does not take such an argument, or not such a value.
-            ValueError: an argument is out of range.
-        """
-        return type(self)(**{**deepcopy(dict(self.arguments)), **changes})
-
-    # ---- what users and monitors read
-
-    @property
-    def last_round(self) -> RoundRecord | None:
-        """What the last finished round did."""
-        return self._fits.last_round
-
-    @property
-    def fit_description(self) -> FitDescription | None:
-        """The running or last fit as checkpoints describe it, to be compared with another one."""
-        return self._fits.description
-
-    @property
-    def memory_plan(self) -> Mapping[str, int]:
-        """What the running or last fit allocates beside the module, in bytes by name; empty before the first."""
-        return self._fits.memory
-
-    @property
-    def executor_fallback(self) -> str | None:
-        """Why the running or last fit could not use ``executor`` and trains clients sequentially, or ``None``."""
-        return self._fits.executor_fallback
-
-    @property
-    def federated_data(self) -> FederatedDataModule | None:
-        """The data as ``partition`` divided it; ``None`` before that, and for data that is wrapped."""
-        return self._data.data
-
-    @property
-    def trainer(self) -> Trainer:
-        """The trainer that runs this strategy."""
-        assert self.lightning_module is not None
-        return self.lightning_module.trainer
 
     # ---- the life of a trainer function
 
@@ -359,20 +253,11 @@ class FederatedStrategy(OneDevice):
         Raises:
             ValueError: the file is damaged, of another fit, or holds weights that are not finite.
         """
-        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        options = {} if weights_only is None else {"weights_only": weights_only}  # Lightning 2.5 does not know it
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, **options)
         if self.trainer.state.fn != TrainerFn.FITTING:
             return checkpoint
-        if STATE_KEY not in checkpoint.get("callbacks", {}):
-            raise ValueError(
-                f"ckpt_path must be a checkpoint of a federated fit, found {checkpoint_path}: "
-                "to start from its weights, load them with load_from_checkpoint"
-            )
-        broken = weights_not_finite(checkpoint)
-        if broken:
-            raise ValueError(
-                f"the checkpoint {checkpoint_path} holds weights that are not finite, in {', '.join(broken)}: "
-                f"{remedy(checkpoint_path)}"
-            )
+        check_resumable(checkpoint, checkpoint_path)
         return checkpoint
 
     # ---- local steps on Lightning's full path
@@ -397,15 +282,6 @@ class FederatedStrategy(OneDevice):
     def on_test_end(self) -> None:
         """Runs after the module's own hook of this name."""
         self._evaluator.remember()
-
-    @property
-    def last_evaluation(self) -> EvaluationRecord | None:
-        """Per-client values of the last validation or test; None if it ran on data that is not divided."""
-        return self._evaluator.record
-
-
-def _made(kind: type[FederatedStrategy], args: tuple[Any, ...], kwargs: dict[str, Any]) -> FederatedStrategy:
-    return kind(*args, **kwargs)  # a function with a name: YAML writes calls of these only
 
 
 FederatedStrategy.register_strategies(StrategyRegistry)

@@ -16,7 +16,6 @@ from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.module_visits import ModuleVisits
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.clients.upload import Upload
-from fl_lightning.lightning.epoch_loop import ClientTask
 
 
 @dataclass
@@ -28,7 +27,6 @@ class Round:
         uploads: what has arrived.
         dropped: clients that are left out, with the reason.
         trained: clients whose training began, whatever came of it.
-        tasks: of the clients whose uploads have arrived, in their order.
         asks: losses of clients at given parameters, for rules that ask again; ``None`` if nobody can be asked.
         began: when, by ``time.perf_counter``.
     """
@@ -37,7 +35,6 @@ class Round:
     uploads: list[Upload] = field(default_factory=list)
     dropped: dict[int, str] = field(default_factory=dict)
     trained: int = 0
-    tasks: list[ClientTask] = field(default_factory=list)
     asks: Callable[[Tensor, Sequence[int]], Tensor] | None = None
     began: float = field(default_factory=lambda: time.perf_counter())
 
@@ -76,13 +73,7 @@ class UsableUploads:
 
 
 def merge_left(visits: ModuleVisits, uploads: Sequence[Upload], counted: Collection[int]) -> None:
-    """Joins what visits of a round have left in the module.
-
-    Args:
-        visits: of the module.
-        uploads: of the round, in the order of the cohort.
-        counted: clients whose uploads have entered the step.
-    """
+    """Joins what visits of a round have left in the module."""
     entered = [upload for upload in uploads if upload.client_id in counted]
     largest = max(entered, key=lambda upload: upload.size, default=None)
     visits.merge([upload.left for upload in uploads], None if largest is None else largest.left)
@@ -135,11 +126,6 @@ def usable(
 
 def stacked(parts: Sequence[Mapping[str, Tensor]], client_ids: Sequence[int], what: str) -> dict[str, Tensor]:
     """Joins what all clients sent under the same name: ``[m, ...]``.
-
-    Args:
-        parts: the clients' tensors by name.
-        client_ids: for the error.
-        what: for the error.
 
     Raises:
         ValueError: names or shapes differ between clients.

@@ -19,15 +19,7 @@ from fl_lightning.lightning.ranks import Ranks
 def shared_work(
     ranks: Ranks, options: FitOptions, binding: BoundParameters, num_clients: int, agreement: Agreement
 ) -> Ranked:
-    """Divides the columns among the ranks, if both halves of the method can work on a share of them.
-
-    Args:
-        ranks: the processes.
-        options: the strategy's arguments.
-        binding: the bound module.
-        num_clients: registered clients.
-        agreement: hears what all ranks must have come to.
-    """
+    """Divides the columns among the ranks, if both halves of the method can work on a share of them."""
     total, rule = binding.theta.numel(), options.client_rule
     if whole_rows_reason(options) is not None:
         return Ranked(ranks, Columns((0, total), note=agreement.note))

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fl_lightning.arguments import checked
 from fl_lightning.core.finite import not_finite
-from fl_lightning.core.storage.column_files import SECTION, StoredColumns, drop_columns
 from fl_lightning.core.storage.files import read_whole, write_whole
 from fl_lightning.lightning.names import lightning_module, rank_zero_warn
 
@@ -44,14 +43,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         write_whole(Path(path), checkpoint)
-        section = federated_state(checkpoint).get(SECTION)
-        drop_columns(Path(path), keep=[section["token"]] if section else [])
-
-    def remove_checkpoint(self, path: str | Path) -> None:
-        """Deletes a checkpoint, and what several processes have saved beside it."""
-        super().remove_checkpoint(path)
-        if "://" not in str(path):
-            drop_columns(Path(path))
 
     def load_checkpoint(self, path: str | Path, *args: Any, **options: Any) -> dict[str, Any]:
         """Reads what was saved at ``path``; arguments are those of Lightning's class.
@@ -87,6 +78,20 @@ def weights_not_finite(checkpoint: Mapping[str, Any]) -> list[str]:
     return not_finite({name: held[name] for name in names if isinstance(held.get(name), Tensor)})
 
 
+def check_resumable(checkpoint: Mapping[str, Any], path: str | Path) -> None:
+    """Raises ValueError if a checkpoint is not of a federated fit, or holds weights that are not finite."""
+    if STATE_KEY not in checkpoint.get("callbacks", {}):
+        raise ValueError(
+            f"ckpt_path must be a checkpoint of a federated fit, found {path}: "
+            "to start from its weights, load them with load_from_checkpoint"
+        )
+    broken = weights_not_finite(checkpoint)
+    if broken:
+        raise ValueError(
+            f"the checkpoint {path} holds weights that are not finite, in {', '.join(broken)}: {remedy(path)}"
+        )
+
+
 @checked()
 def newest_checkpoint(directory: str | Path, weights_only: bool = True) -> Path | None:
     """The newest checkpoint below ``directory`` from which a federated fit can go on, or ``None``.
@@ -103,8 +108,6 @@ def newest_checkpoint(directory: str | Path, weights_only: bool = True) -> Path 
         try:
             load = partial(torch.load, file, map_location="cpu", weights_only=weights_only)
             content = read_whole(file, load, "an older one may be whole")
-            if SECTION in federated_state(content):
-                StoredColumns(file.resolve(), federated_state(content)[SECTION]).check()
         except Exception as error:  # whatever a damaged file raises, an older one may still be good
             rank_zero_warn(f"skipping checkpoint {file}: it does not load ({type(error).__name__}: {error})")
             continue

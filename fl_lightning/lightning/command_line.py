@@ -21,8 +21,19 @@ _KEY = re.compile(r'Parser key "([^"]+)"')
 def short_cli() -> Any:
     """LightningCLI; a function, because the class exists only where the CLI extra is installed."""
     base: Any = names.LightningCLI
+    saving: Any = names.lightning_module("cli").SaveConfigCallback
+
+    class SavesBesideLogs(saving):  # type: ignore[misc]
+        """Without a logger, runs share the working directory, where the file of a run before would stop the next."""
+
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            if trainer.loggers:
+                super().setup(trainer, pl_module, stage)
 
     class ShortCLI(base):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{"save_config_callback": SavesBesideLogs, **kwargs})
+
         def init_parser(self, **kwargs: Any) -> Any:
             parser = super().init_parser(**kwargs)
             parser.error = lambda message, ex=None: _refuse(getattr(ex, "subcommand_parser", None) or parser, message)

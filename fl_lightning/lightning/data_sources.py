@@ -9,11 +9,7 @@ from fl_lightning.lightning.names import LightningDataModule, Trainer, TrainerFn
 
 
 class DataSources:
-    """The data that a trainer function was called with.
-
-    Args:
-        trainer: a trainer whose function has begun.
-    """
+    """The data that a trainer function was called with."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
+from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.contract import check_contract
 from fl_lightning.lightning.fast_log import FastLog
 from fl_lightning.lightning.grouped_optimization import GroupedOptimization
@@ -31,42 +31,6 @@ if TYPE_CHECKING:
 else:
     _TrainingEpochLoop = lightning_module("loops.training_epoch_loop")._TrainingEpochLoop
     call = lightning_module("trainer.call")
-
-
-@dataclass(frozen=True)
-class ClientTask:
-    """What callbacks see as a "batch": one client of the round.
-
-    Attributes:
-        client_id: the client, or ``None`` for an empty place.
-        index: place in the cohort.
-        round: index of the round.
-        num_samples: the client's training samples.
-        num_batches: local batches of one local epoch.
-    """
-
-    client_id: int | None
-    index: int
-    round: int
-    num_samples: int = 0
-    num_batches: int = 0
-
-    def __len__(self) -> int:
-        return self.num_batches
-
-    def __getitem__(self, key: object) -> Any:
-        raise TypeError(_no_batch(f"batch[{key!r}]"))
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name if name.startswith("__") else _no_batch(f"batch.{name}"))
-
-
-def _no_batch(use: str) -> str:
-    return (
-        "callbacks run on the server, where what Lightning calls a batch is the training of one client (a ClientTask "
-        f"with client_id, num_samples and num_batches), found {use}: read batches in the module's own hooks, such as "
-        "on_train_batch_start, which run for every local batch"
-    )
 
 
 class RoundConductor(Protocol):
@@ -211,11 +175,6 @@ class FederatedEpochLoop(_TrainingEpochLoop):
 
     def local_step(self, batch: Any, batch_idx: int, num_samples: int) -> tuple[Tensor | None, bool]:
         """Runs every hook that Lightning runs for a batch.
-
-        Args:
-            batch: the batch.
-            batch_idx: its place in the visit.
-            num_samples: its samples.
 
         Returns:
             The detached loss (``None`` if the step gave none), and whether ``on_train_batch_start`` asked to stop.

@@ -75,12 +75,7 @@ def untagged_batches(
 
 @contextmanager
 def counted_batches(trainer: Trainer, counts: Sequence[int]) -> Iterator[None]:
-    """``trainer.num_val_batches`` and ``num_test_batches`` say how many batches one client has.
-
-    Args:
-        trainer: the trainer whose evaluation is running.
-        counts: the client's batches of each loader.
-    """
+    """``trainer.num_val_batches`` and ``num_test_batches`` say how many batches one client has of each loader."""
     loop = _evaluation_loop(trainer)
     before, loop._max_batches = loop._max_batches, list(counts)
     try:

@@ -101,12 +101,7 @@ class FitDescription:
 
 
 def constructor_arguments(rule: object, without: Collection[str] = ()) -> dict[str, Any]:
-    """The arguments of an object's constructor that it keeps in attributes of the same names, as plain values.
-
-    Args:
-        rule: the object.
-        without: arguments to leave out.
-    """
+    """The arguments of an object's constructor that it keeps in attributes of the same names, as plain values."""
     variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     names = [name for name, given in signature(type(rule)).parameters.items() if given.kind not in variadic]
     return {name: plain(getattr(rule, name)) for name in names if name not in without and hasattr(rule, name)}

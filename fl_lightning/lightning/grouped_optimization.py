@@ -21,10 +21,6 @@ class GroupedOptimization(_AutomaticOptimization):
     """Forgets gradients where a group of batches begins.
 
     Hooks get a batch's place in the visit, and groups begin anew in each pass, so the place does not tell.
-
-    Args:
-        trainer: the trainer.
-        clock: knows where groups begin.
     """
 
     def __init__(self, trainer: Trainer, clock: VisitClock) -> None:

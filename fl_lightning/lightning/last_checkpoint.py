@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fl_lightning.core.storage.column_files import copy_columns, drop_columns
 from fl_lightning.core.storage.files import copy_whole
 from fl_lightning.lightning.names import ModelCheckpoint, Trainer
 
@@ -15,9 +14,6 @@ def complete_last_checkpoints(trainer: Trainer) -> None:
 
     Lightning then calls no hooks and saves nothing. The checkpoint that the fit was resumed from is the last one, and
     ``last.ckpt`` becomes a copy of it if it is missing or older. An unfinished file beside it goes, too.
-
-    Args:
-        trainer: the trainer, whose fit is over.
     """
     source = None if trainer.ckpt_path is None else Path(str(trainer.ckpt_path))
     if source is None or not source.is_file():
@@ -29,7 +25,5 @@ def complete_last_checkpoints(trainer: Trainer) -> None:
         last = Path(named)
         if last.is_symlink() or (last.exists() and last.stat().st_mtime_ns >= source.stat().st_mtime_ns):
             continue
-        tokens = copy_columns(source.resolve(), last)
         copy_whole(source, last)
-        drop_columns(last, keep=tokens)
         callback.last_model_path = named

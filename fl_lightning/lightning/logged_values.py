@@ -144,12 +144,7 @@ def _portable(meta: Any) -> dict[str, Any]:
 
 @contextmanager
 def shown_metrics(trainer: Trainer, values: Mapping[str, float]) -> Iterator[None]:
-    """``trainer.callback_metrics`` and its like hold a client's values and those of training, and nobody else's.
-
-    Args:
-        trainer: the trainer whose evaluation is running.
-        values: the client's values.
-    """
+    """``trainer.callback_metrics`` and its like hold a client's values and those of training, and nobody else's."""
     connector: Any = trainer._logger_connector
     loop: Any = trainer._active_loop
     training: Any = trainer.fit_loop.epoch_loop._results

@@ -31,9 +31,6 @@ _GRACE = 10.0
 def check_startable(environment: Any) -> None:
     """Checks that Lightning can start processes here, unless somebody else does.
 
-    Args:
-        environment: Lightning's cluster environment.
-
     Raises:
         ValueError: there is no program that further processes could run.
     """

@@ -26,9 +26,6 @@ class HeldSignals:
     SIGTERM ends a fit, and SLURM's SIGUSR1 saves a checkpoint and puts the job into the queue again. Both need all
     processes: one that left alone, or saved alone, would keep the others waiting. A process that has such a request
     begins no further client, and tells the others at the next exchange.
-
-    Args:
-        trainer: the trainer whose fit begins.
     """
 
     def __init__(self, trainer: Trainer) -> None:

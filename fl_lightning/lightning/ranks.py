@@ -51,6 +51,7 @@ class Ranks:
         num_nodes: machines.
         device: of this process.
         signals: requests to stop that this process gets during a fit.
+        has_left: whether this process has left the fit with an error of its own.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Ranks:
         self.signals: HeldSignals | None = None
         self._store: Any = None
         self._divisions = self._exchanges = 0
-        self._left = False
+        self.has_left = False
 
     def join(self) -> None:
         """Connects this process with the others.
@@ -92,7 +93,7 @@ class Ranks:
             )
         if self._store is None:
             self._store = self._shared_store()
-        self._left = False
+        self.has_left = False
 
     def _shared_store(self) -> Any:
         """Counters that all ranks see; the first rank keeps them."""
@@ -108,12 +109,12 @@ class Ranks:
 
     def barrier(self) -> None:
         """Waits for all ranks."""
-        if self._store is not None and not self._left:
+        if self._store is not None and not self.has_left:
             self.gather(None)
 
     def broadcast(self, value: _T, source: int = 0) -> _T:
         """The value of one rank, on all."""
-        if self._left:
+        if self.has_left:
             return value
         box = [value]
         with self._meeting():
@@ -138,7 +139,7 @@ class Ranks:
         Raises:
             RankError: this rank has left the fit, or another one has.
         """
-        if self._left:
+        if self.has_left:
             raise RankError(f"rank {self.rank} has left the fit with an error of its own: it does not hold all columns")
         longest, rest = max(sizes), part.shape[1:]
         padded = part.contiguous()
@@ -228,9 +229,9 @@ class Ranks:
         It waits for nobody any more, so that callbacks can still save a checkpoint. Processes that it has started end
         when it does.
         """
-        if not self._left:
+        if not self.has_left:
             end_at_exit(getattr(self.launcher, "procs", []))
-        self._left = True
+        self.has_left = True
 
     def part(self) -> None:
         """A trainer function is over: each process goes on alone, and the first may end before the others."""
@@ -241,21 +242,12 @@ class Ranks:
     def follow_requests(self, between_clients: bool = False, ends_round: bool = False) -> None:
         """All ranks do what callbacks or signals have asked of any of them.
 
-        Args:
-            between_clients: clients of the round are left.
-            ends_round: nothing of the round is left.
-
         Raises:
             SystemExit: one rank was asked to terminate, and clients are left.
         """
         signals = self.signals
         assert signals is not None
         signals.follow(self.gather(signals.requests), between_clients, ends_round)
-
-    @property
-    def has_left(self) -> bool:
-        """Whether this process has left the fit with an error of its own."""
-        return self._left
 
     def until_asked(self, places: Iterable[int]) -> Iterator[int]:
         """These places, as long as this process is not asked to end."""
@@ -281,12 +273,7 @@ class Ranks:
 
 
 class Pending:
-    """An exchange that was begun.
-
-    Args:
-        ranks: the processes.
-        works: what ``torch.distributed`` returned.
-    """
+    """An exchange that was begun, by what ``torch.distributed`` returned for it."""
 
     def __init__(self, ranks: Ranks, works: Sequence[Any]) -> None:
         self._ranks, self._works = ranks, works

@@ -42,9 +42,6 @@ class VisitPlan:
 class VisitClock:
     """Moves the counters of an epoch loop so that the module and its schedulers see the clock.
 
-    Args:
-        loop: the loop.
-
     Attributes:
         plan: the visit to count by; ``None`` before a fit has data.
         endless: why nobody can say how many rounds the fit has; empty if the trainer can.
@@ -113,13 +110,7 @@ class VisitClock:
         self._held, self._counts_by_hand = 0, self._by_hand
 
     def begin_batch(self, is_last: bool, opens_group: bool = True, ends_group: bool = True) -> None:
-        """The client's next batch.
-
-        Args:
-            is_last: it is the last of the visit.
-            opens_group: see :attr:`opens_group`.
-            ends_group: see :attr:`ends_group`.
-        """
+        """The client's next batch."""
         self.opens_group, self.ends_group = opens_group, ends_group
         progress = self._loop.batch_progress
         progress.total.ready += 1
@@ -166,11 +157,7 @@ class VisitClock:
             vars(tracker).update(before)
 
     def close_round(self, steps: int) -> None:
-        """Moves the clock, and schedulers with it, from the beginning of the round to its end.
-
-        Args:
-            steps: ticks of the round.
-        """
+        """Moves the clock, and schedulers with it, from the beginning of the round to its end."""
         start = self.tick
         if self.scheduled and self.plan is not None:
             clients = self._loop.batch_progress

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, TypeVar
 
 import torch
 
-from fl_lightning.core.storage.column_files import SECTION, StoredColumns, joined, taken_out, with_stored, write_part
+from fl_lightning.core.storage.column_parts import holds_parts, joined
 from fl_lightning.lightning.checkpoint_io import STATE_KEY, AtomicCheckpointIO, federated_state
 from fl_lightning.lightning.names import (
     SingleDeviceStrategy,
@@ -34,9 +33,6 @@ class OneDevice(SingleDeviceStrategy):
     """Runs a fit on one device per process, in one process or in several that Lightning starts.
 
     It follows whichever trainer uses it. To modules and callbacks several processes are one fit on one device.
-
-    Args:
-        timeout: longest wait for another process.
 
     Attributes:
         limits: the trainer's limits on batches while the strategy applies them per client.
@@ -193,47 +189,17 @@ class OneDevice(SingleDeviceStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Saves a checkpoint; called by all processes. What they hold in columns lies beside it, in a file of each.
+        """Saves a checkpoint; called by all processes. What they hold in columns comes to the first, which writes it.
 
         A process that has left the fit with an error saves none that needs the columns of others; it warns.
-
-        Raises:
-            OSError: a file could not be written, or processes do not see each other's.
         """
-        ranks = self.ranks
-        state, parts = taken_out(federated_state(checkpoint))
-        if ranks is not None and parts:
-            if ranks.has_left:
+        state = federated_state(checkpoint)
+        if holds_parts(state):
+            if self.ranks is not None and self.ranks.has_left:
                 rank_zero_warn(f"{filepath} is not saved: other processes hold parts of it, and this one has left them")
                 return
-            local = "://" not in str(filepath) and storage_options is None
-            if not local or type(self.checkpoint_io) is not AtomicCheckpointIO:
-                state = joined(federated_state(checkpoint))  # by means that know of one file
-            else:
-                path = Path(filepath)
-                state[SECTION] = write_part(path, ranks.broadcast(token_hex(4)), parts)
-                ranks.barrier()
-                unseen = [str(file) for file in StoredColumns.listed(path, state[SECTION]) if not file.exists()]
-                if any(ranks.gather(bool(unseen))):
-                    raise OSError(
-                        f"{path.parent} must lie on a file system that all machines of the fit share, found that a "
-                        f"process does not see what another has written there: {unseen or 'its own output says what'}"
-                    )
-            checkpoint["callbacks"] = {**checkpoint["callbacks"], STATE_KEY: state}
+            checkpoint["callbacks"] = {**checkpoint["callbacks"], STATE_KEY: joined(state)}
         super().save_checkpoint(checkpoint, filepath, storage_options)
-
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Loads a checkpoint, whatever number of processes has saved it.
-
-        Raises:
-            ValueError: the file is damaged, or what lies beside it is missing.
-        """
-        options = {} if weights_only is None else {"weights_only": weights_only}  # Lightning 2.5 does not know it
-        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, **options)
-        state = federated_state(checkpoint)
-        if SECTION in state:
-            checkpoint["callbacks"][STATE_KEY] = with_stored(state, Path(checkpoint_path).resolve())
-        return checkpoint
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Restores the weights, in double precision if that is what the fit runs in."""
@@ -258,11 +224,6 @@ class OneDevice(SingleDeviceStrategy):
 
 def check_devices(devices: Sequence[torch.device], number: int, environment: Any) -> None:
     """Checks what kind of devices and how many processes a trainer asks for.
-
-    Args:
-        devices: one per process of this machine.
-        number: processes of all machines.
-        environment: Lightning's cluster environment.
 
     Raises:
         ValueError: a kind that is not supported, or not in this number.

@@ -12,21 +12,13 @@ if TYPE_CHECKING:
 
 
 class StepValues:
-    """Warns once of values that most rounds keep from loggers, in place of Lightning's warning of short epochs.
-
-    Args:
-        trainer: the trainer; ``log_every_n_steps`` counts clients in it.
-    """
+    """Warns once of values that most rounds keep from loggers, in place of Lightning's warning of short epochs."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._told = trainer, False
 
     def warn(self, results: _ResultCollection) -> None:
-        """Looks at what the clients of a round have logged.
-
-        Args:
-            results: of training.
-        """
+        """Looks at what the clients of a round have logged."""
         trainer = self._trainer
         every, places = trainer.log_every_n_steps, trainer.fit_loop.max_batches  # type: ignore[attr-defined]
         if self._told or not trainer.loggers or places >= every or trainer.fast_dev_run:  # type: ignore[attr-defined]

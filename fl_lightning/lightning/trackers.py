@@ -25,15 +25,7 @@ def run_folder(trainer: Trainer) -> Path | None:
 
 
 def hand_over(trainer: Trainer, path: Path, title: str, text: str, step: int) -> None:
-    """Gives a file to MLflow and W&B as an artifact, and its text to TensorBoard.
-
-    Args:
-        trainer: the trainer whose loggers are meant.
-        path: the file.
-        title: the name of the text.
-        text: what TensorBoard shows instead of the file.
-        step: the step of the text.
-    """
+    """Gives a file to MLflow and W&B as an artifact, and its text to TensorBoard."""
     for logger in trainer.loggers:
         tracker: Any = logger
         if isinstance(logger, _LOGGERS.MLFlowLogger):

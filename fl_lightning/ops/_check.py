@@ -7,8 +7,6 @@ vanish under ``torch.compile``. There the kernels look at the values themselves;
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
@@ -77,7 +75,7 @@ def layer_offsets(offsets: Tensor, columns: int) -> None:
         raise ValueError(f"offsets must have at least two entries, found {offsets.shape[0]}")
     if _readable(offsets):
         starts: list[int] = offsets.tolist()
-        if starts[0] != 0 or starts[-1] != columns or any(a > b for a, b in pairwise(starts)):
+        if starts[0] != 0 or starts[-1] != columns or starts != sorted(starts):
             raise ValueError(f"offsets must rise from 0 to n = {columns} without decreasing, found {starts}")
 
 

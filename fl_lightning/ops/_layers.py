@@ -18,8 +18,8 @@ def layer_gram(rows: Tensor, offsets: Tensor, *, total_columns: int | None = Non
     product of the two norms on rows that look random, below 5e-7 on constant rows or rows of one sign, and below 2e-6
     for all rows. Where products overflow in float32, sums fall back to float64; where they underflow, those on the
     CPU do. On CUDA products of rows whose elements are below about 1e-19 vanish: scale such rows up first. From 33 rows
-    on tensor cores take over there, for all dtypes but float64: the first bound becomes 2e-7, and float32 elements
-    below about 1e-17 lose digits.
+    on (on an H100 or H200 from 17, of 16 bits from 11) tensor cores take over there, for all dtypes but float64: the
+    first bound becomes 3e-7, the second one 8e-7, and float32 elements below about 1e-17 lose digits.
 
     Args:
         rows: ``[m, n]``, at least one row.

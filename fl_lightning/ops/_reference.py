@@ -242,15 +242,7 @@ def _layer_sums(
     total_columns: int | None,
     *matrices: Tensor,
 ) -> Tensor:
-    """Sums over the columns of each layer, ``[L, *shape]``.
-
-    Args:
-        add: ``add(total, start, stop)`` adds up the columns from ``start`` to ``stop``, a block of one slice.
-        shape: of a sum.
-        offsets: ``[L + 1]`` layer offsets.
-        total_columns: as in :func:`fl_lightning.ops.layer_gram`.
-        matrices: what ``add`` reads.
-    """
+    """Sums over the columns of each layer, ``[L, *shape]``: ``add(total, start, stop)`` adds what a block gives."""
     n = matrices[0].shape[1]
     total_columns = n if total_columns is None else total_columns
     width = slice_columns(total_columns)

@@ -4,9 +4,9 @@
 Uses ``lightning``, ``core``, ``metrics`` and ``arguments``.
 """
 
+from fl_lightning.report.figures import plot_conflicts, plot_fairness, plot_partition
 from fl_lightning.report.json_form import record_from_json, record_to_json
 from fl_lightning.report.page import write_report
-from fl_lightning.report.plot_partition import plot_partition
 from fl_lightning.report.record import (
     Absence,
     ClientValues,
@@ -25,6 +25,8 @@ __all__ = [
     "MetricSeries",
     "RoundSeries",
     "RoundTable",
+    "plot_conflicts",
+    "plot_fairness",
     "plot_partition",
     "record_from_json",
     "record_to_json",

@@ -3,169 +3,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from fl_lightning.report.number_formats import Spread, plural, seconds
-from fl_lightning.report.pictures import Picture, Spec, binned, escaped, layout, numbers, sentences, stretches
-from fl_lightning.report.record import FitRecord
-from fl_lightning.report.runs_of_a_method import Method, called, seconds_of
+from fl_lightning.report.number_formats import duration
+from fl_lightning.report.pictures import (
+    COLORS,
+    Picture,
+    Spec,
+    binned,
+    escaped,
+    first_words,
+    means_words,
+    numbers,
+    picture,
+    spec,
+    stretches,
+)
+from fl_lightning.report.record import RoundSeries
+from fl_lightning.report.runs_of_a_method import Method, seconds_of
 
 _BINS = 120
+_PARTS = {"clients' training": 0, "server": 1, "evaluation": 2, "this report": 7}
+_ROWS = {"autorange": "reversed", "ticks": "", "showgrid": False}
 
 
 def missing(methods: Sequence[Method]) -> Picture | None:
     """Drop-outs and errors over the rounds."""
-    variants, longest = {}, 1
-    for method in methods:
-        rounds = method.records[0].rounds
-        if not any(rounds.drop_outs) and not any(rounds.errors):
-            continue
-        columns = {"dropped out": rounds.drop_outs, "left out after an error": rounds.errors}
-        spec, width = _stacked(method.records[0], columns, ("@c5", "@c1"), "clients per round", "%{y:.3~g}")
-        variants[method.label] = spec
-        longest = max(longest, width)
-    if not variants:
-        return None
-    caption = sentences(
+    return _stacked(
+        methods, "missing", "Who was missing", "clients per round", "",
+        lambda rounds: {"dropped out": (rounds.drop_outs, 5), "left out after an error": (rounds.errors, 1)},
         "Clients that were drawn for a round and did not take part in its step.",
-        f"Bars are means over {longest} rounds." if longest > 1 else "",
-        "Of several seeds, the first is drawn." if any(len(method.records) > 1 for method in methods) else "",
-    )
-    return Picture("missing", "Who was missing", variants, caption, "method")
-
-
-def time_in_all(methods: Sequence[Method]) -> Picture | None:
-    """Seconds of each method, by what they were spent on."""
-    found = {m.label: [seconds_of(r) for r in m.records if len(r.rounds)] for m in methods}
-    rows = {label: runs for label, runs in found.items() if runs}
-    if not rows:
-        return None
-    names = [escaped(label) for label in rows]
-    data = []
-    for part, color in zip(("clients' training", "server", "evaluation", "this report"), (0, 1, 2, 7), strict=True):
-        spent = [Spread.of([run.get(part, 0.0) for run in runs]) for runs in rows.values()]
-        means = [0.0 if value is None else value.mean for value in spent]
-        data.append({
-            "type": "bar", "orientation": "h", "name": part, "y": names, "x": numbers(means),
-            "marker": {"color": f"@c{color}"}, "hovertemplate": f"%{{y}}<br>{part}: %{{x:.4~g}} s<extra></extra>",
-        })  # fmt: skip
-    y = {"automargin": True, "autorange": "reversed", "ticks": "", "showgrid": False}
-    spec = {**layout("seconds", "", yaxis=y), "barmode": "stack", "legend": {"traceorder": "normal"}, "bargap": 0.35}
-    shares = []
-    for label, runs in list(rows.items())[:3]:
-        whole = sum(sum(run.values()) for run in runs) or 1.0
-        words = ", ".join(f"{100 * sum(run.get(part, 0.0) for run in runs) / whole:.0f} % {part}" for part in runs[0])
-        shares.append(f"{label}: {seconds(whole / len(runs))}, {words}.")
-    caption = sentences("Wall-clock seconds.", *shares)
-    return Picture(
-        "time", "Where the time went", {"": {"data": data, "layout": spec, "height": 150 + 34 * len(rows)}}, caption
-    )
+    )  # fmt: skip
 
 
 def time_per_round(methods: Sequence[Method]) -> Picture | None:
     """Seconds per round, by what they were spent on."""
-    variants, longest = {}, 1
-    for method in methods:
-        rounds = method.records[0].rounds
-        if len(rounds) < 2:
-            continue
-        columns = {
-            "clients' training": rounds.training_seconds,
-            "server": rounds.server_seconds,
-            "evaluation": rounds.evaluation_seconds,
-        }
-        spec, width = _stacked(method.records[0], columns, ("@c0", "@c1", "@c2"), "seconds per round", "%{y:.3~g} s")
-        variants[method.label] = spec
-        longest = max(longest, width)
-    if not variants:
-        return None
-    caption = sentences(
-        f"Bars are means over {longest} rounds." if longest > 1 else "",
-        "Of several seeds, the first is drawn." if any(len(method.records) > 1 for method in methods) else "",
-    )
-    return Picture("time-per-round", "Time per round", variants, caption, "method")
+    return _stacked(
+        methods, "time-per-round", "Time per round", "seconds per round", " s",
+        lambda rounds: dict(zip(_PARTS, (
+            (rounds.training_seconds, 0), (rounds.server_seconds, 1), (rounds.evaluation_seconds, 2),
+        ), strict=False)),
+    )  # fmt: skip
+
+
+def time_in_all(methods: Sequence[Method]) -> Picture | None:
+    """Seconds of each method, by what they were spent on."""
+    found = {m.label: [seconds_of(record) for record in m.records if len(record.rounds)] for m in methods}
+    means = {
+        label: {part: sum(run.get(part, 0.0) for run in runs) / len(runs) for part in _PARTS}
+        for label, runs in found.items()
+        if runs
+    }
+    names = [escaped(label) for label in means]
+    data = [_bar(part, names, [row[part] for row in means.values()], color, f"{part}: %{{x:.4~g}} s<extra></extra>")
+            for part, color in _PARTS.items()]  # fmt: skip
+    shares = [
+        f"{label}: {duration(sum(row.values()))}, "
+        + ", ".join(f"{100 * value / (sum(row.values()) or 1):.0f} % {part}" for part, value in row.items() if value)
+        + "."
+        for label, row in list(means.items())[:3]
+    ]
+    layout = {"barmode": "stack", "legend": {"traceorder": "normal"}, "bargap": 0.35, "yaxis": _ROWS}
+    drawn = {"": spec(data, "seconds", "", 150 + 34 * len(names), **layout)} if names else {}
+    return picture("time", "Where the time went", drawn, "Wall-clock seconds.", *shares)
 
 
 def memory(methods: Sequence[Method]) -> Picture | None:
     """Bytes that the fits planned for, by what they are for."""
-    plans = {method.label: method.records[0].memory for method in methods if method.records[0].memory}
-    if not plans:
-        return None
+    plans = {method.label: method.first.memory for method in methods if method.first.memory}
     parts = list(dict.fromkeys(part for plan in plans.values() for part in plan))
-    unit, words = _unit(max(value for plan in plans.values() for value in plan.values()))
-    data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": escaped(label),
-            "y": [escaped(part, 46) for part in parts],
-            "x": numbers([plan.get(part, 0) / unit for part in parts]),
-            "text": [_size(plan.get(part, 0)) for part in parts],
-            "textposition": "auto" if len(plans) <= 3 else "none",
-            "marker": {"color": f"@c{color % 8}"},
-            "hovertemplate": f"%{{y}}<br>%{{text}}<extra>{escaped(label)}</extra>",
-        }
-        for color, (label, plan) in enumerate(plans.items())
-    ]
-    y = {"automargin": True, "autorange": "reversed", "ticks": "", "showgrid": False}
-    spec = {**layout(words, "", yaxis=y), "bargap": 0.3}
+    unit, words = _unit(max((value for plan in plans.values() for value in plan.values()), default=0))
+    data = []
+    for color, (label, plan) in enumerate(plans.items()):
+        values, hover = [plan.get(part, 0) / unit for part in parts], f"%{{text}}<extra>{escaped(label)}</extra>"
+        text = {"text": [_size(plan.get(part, 0)) for part in parts]}
+        position = {"textposition": "auto" if len(plans) <= 3 else "none"}
+        names = [escaped(part, 46) for part in parts]
+        data.append({**_bar(escaped(label), names, values, color % COLORS, hover), **text, **position})
     totals = ", ".join(f"{label} {_size(sum(plan.values()))}" for label, plan in list(plans.items())[:6])
     height = 110 + len(parts) * (26 + 14 * min(len(plans), 6))
-    return Picture("memory", "The memory plan", {"": {"data": data, "layout": spec, "height": height}},
+    return picture("memory", "The memory plan",
+                   {"": spec(data, words, "", height, yaxis=_ROWS, bargap=0.3)} if plans else {},
                    f"What the fit allocates at most beside the module. In all: {totals}.")  # fmt: skip
 
 
-def reasons(methods: Sequence[Method]) -> list[list[str]]:
-    """A table of why clients were left out: method, reason, how often, rounds, clients."""
-    rows = []
-    for method in methods:
-        for record in method.records:
-            for entry in record.absences:
-                first, last = entry.first_round + 1, entry.last_round + 1
-                names = [called(record, client) for client in entry.client_ids]
-                more = " and others" if len(names) > 5 else ""
-                rows.append([
-                    method.label if len(method.records) == 1 else f"{method.label}, seed {record.seed}",
-                    entry.reason, f"{entry.count:,}", f"{first}" if first == last else f"{first} to {last}",
-                    ", ".join(names[:5]) + more,
-                ])  # fmt: skip
-    return rows
-
-
-def nobody_missing(methods: Sequence[Method]) -> str:
-    """A sentence for fits in which everybody took part."""
-    rounds = sum(len(record.rounds) for method in methods for record in method.records)
-    return f"Every client that was drawn took part, in all of {plural(rounds, 'round')}." if rounds else ""
+def _bar(name: str, rows: Sequence[str], values: Sequence[float], color: int, hover: str) -> Spec:
+    """A bar in each row."""
+    return {
+        "type": "bar", "orientation": "h", "name": name, "y": list(rows), "x": numbers(values),
+        "marker": {"color": f"@c{color}"}, "hovertemplate": f"%{{y}}<br>{hover}",
+    }  # fmt: skip
 
 
 def _stacked(
-    record: FitRecord, columns: Mapping[str, Sequence[float]], colors: Sequence[str], title: str, hover: str
-) -> tuple[Spec, int]:
+    methods: Sequence[Method], key: str, title: str, axis: str, unit: str,
+    columns: Callable[[RoundSeries], Mapping[str, tuple[Sequence[float], int]]], words: str = "",
+) -> Picture | None:  # fmt: skip
     """A stacked bar per stretch of rounds."""
-    data, width = [], 1
-    for (name, values), color in zip(columns.items(), colors, strict=True):
-        means, width = binned(values, _BINS)
-        starts = [record.rounds.round[k] + 1 for k in stretches(len(values), width)]
-        data.append({
-            "type": "bar", "name": name, "x": numbers(starts, "i4"), "y": numbers(means), "marker": {"color": color},
-            "width": width, "offset": -width / 2 if width == 1 else 0,
-            "hovertemplate": f"{name}: {hover}<extra></extra>",
-        })  # fmt: skip
-    spec = {
-        **layout("round", title),
-        "barmode": "stack",
-        "legend": {"traceorder": "normal"},
-        "bargap": 0,
-        "hovermode": "x",
-    }
-    return {"data": data, "layout": spec, "height": 300}, width
+    variants, longest = {}, 1
+    for method in methods:
+        rounds = method.first.rounds
+        found = columns(rounds)
+        if len(rounds) < 2 or not any(any(values) for values, _ in found.values()):
+            continue
+        data = []
+        for name, (values, color) in found.items():
+            means, width = binned(values, _BINS)
+            starts = numbers([rounds.round[k] + 1 for k in stretches(len(values), width)], "i4")
+            data.append({
+                "type": "bar", "name": name, "x": starts, "y": numbers(means), "width": width,
+                "offset": -width / 2 if width == 1 else 0, "marker": {"color": f"@c{color}"},
+                "hovertemplate": f"{name}: %{{y:.3~g}}{unit}<extra></extra>",
+            })  # fmt: skip
+            longest = max(longest, width)
+        layout = {"barmode": "stack", "legend": {"traceorder": "normal"}, "bargap": 0, "hovermode": "x"}
+        variants[method.label] = spec(data, "round", axis, 300, **layout)
+    return picture(key, title, variants, words, means_words(longest, "Bars"), first_words(methods), choose="method")
 
 
 def _unit(largest: int) -> tuple[int, str]:
-    for unit, word in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if largest >= unit:
-            return unit, word
-    return 1, "bytes"
+    units = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+    return next(((unit, word) for unit, word in units if largest >= unit), (1, "bytes"))
 
 
 def _size(count: int) -> str:

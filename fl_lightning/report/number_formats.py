@@ -3,47 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from math import isfinite
-from statistics import fmean, stdev
 
-from fl_lightning.report.repetitions import Repetition, variation
+from fl_lightning.report.repetitions import Spread
 
 STAGES = {"val": "validation", "test": "test"}
 
 
-@dataclass(frozen=True)
-class Spread:
-    """A number over seeds.
-
-    Attributes:
-        mean: over the seeds.
-        deviation: sample standard deviation; ``None`` for one seed.
-    """
-
-    mean: float
-    deviation: float | None = None
-
-    @classmethod
-    def over(cls, numbers: Mapping[Repetition, float]) -> Spread | None:
-        """The mean over repetitions, and how far a single one varies; ``None`` without any number."""
-        varies = variation(numbers)
-        return cls(fmean(numbers.values()), None if varies is None else varies.deviation) if numbers else None
-
-    @classmethod
-    def of(cls, numbers: Sequence[float | None]) -> Spread | None:
-        """``None`` without any number."""
-        found = [number for number in numbers if number is not None]
-        return cls(fmean(found), stdev(found) if len(found) > 1 else None) if found else None
-
-
 def notation(values: Iterable[float | None]) -> str:
-    """The format of numbers that are read together, such as those of a column: all have as many digits.
-
-    Args:
-        values: the numbers; missing, infinite and undefined ones do not matter.
-    """
+    """The format of numbers that are read together, such as those of a column: all have as many digits."""
     largest = max((abs(value) for value in values if value is not None and isfinite(value)), default=0.0)
     if 0 < largest < 0.001 or largest >= 1e7:
         return ".2e"
@@ -51,26 +20,14 @@ def notation(values: Iterable[float | None]) -> str:
 
 
 def number(value: float | None, form: str | None = None) -> str:
-    """A number with as many digits as one wants to read.
-
-    Args:
-        value: the number.
-        form: of :func:`notation`, where others stand beside it.
-    """
+    """A number with as many digits as one wants to read; where others stand beside it, in the form of all."""
     return "-" if value is None else format(value, notation([value]) if form is None else form)
 
 
-def spread(value: Spread | None, form: str) -> str:
-    """A mean over seeds, with the deviation if there are several.
-
-    Args:
-        value: the mean.
-        form: of :func:`notation`.
-    """
-    if value is None:
-        return "-"
-    mean = number(value.mean, form)
-    return mean if value.deviation is None else f"{mean} ± {number(value.deviation, form)}"
+def spread(value: Spread | None, form: str, sign: str = " ± ") -> str:
+    """A mean over repetitions, with the deviation if there are several."""
+    parts = [None] if value is None else [value.mean] if value.deviation is None else [value.mean, value.deviation]
+    return sign.join(number(part, form) for part in parts)
 
 
 def percent(share: float) -> str:
@@ -88,14 +45,20 @@ def isolated(text: str) -> str:
     return f"\u2068{text}\u2069"
 
 
-def client_label(name: str, client_id: int) -> str:
-    """A client's name; of one that has only its number, that it is a client."""
-    return f"client {name}" if name == str(client_id) else name
+def client_label(name: str) -> str:
+    """A client's name; of one that has only a number, that it is a client."""
+    return f"client {name}" if name.isdecimal() else name
 
 
-def seconds(value: float) -> str:
-    """A duration."""
-    return f"{value:.2f} s" if value < 1 else f"{value:.1f} s" if value < 100 else f"{value:,.0f} s"
+def duration(seconds: float) -> str:
+    """Such as ``"1 h 20 min"``, ``"3 min 10 s"`` or ``"4.2 s"``."""
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 10:
+        return f"{minutes} min {rest} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def shortened(text: str, most: int = 28) -> str:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime
 from html import escape
 from importlib.resources import files
@@ -14,18 +13,11 @@ from pathlib import Path
 
 from fl_lightning.arguments import FILLED, checked
 from fl_lightning.core.optional_packages import how_to_install
-from fl_lightning.report import (
-    client_heat_maps,
-    client_pictures,
-    cost_pictures,
-    partition_picture,
-    round_pictures,
-    tables,
-)
+from fl_lightning.report import client_pictures, cost_pictures, heat_maps, round_pictures, tables
 from fl_lightning.report.number_formats import isolated, plural, shortened
 from fl_lightning.report.pictures import Picture
 from fl_lightning.report.record import FitRecord
-from fl_lightning.report.runs_of_a_method import Method, by_method, shown_stage
+from fl_lightning.report.runs_of_a_method import Method, Stage, by_method, shown_stage
 from fl_lightning.report.sentences import lede
 from fl_lightning.report.style import DARK, FONTS, LIGHT, Theme
 
@@ -76,19 +68,21 @@ def plotly_js() -> str:
 
 
 def _page(records: Sequence[FitRecord], library: str, title: str | None) -> str:
-    methods = by_method(records)
-    stage = shown_stage(records)
+    methods, stage = by_method(records), shown_stage(records)
     heading = title or _heading(methods)
-    sections = [section for section in _sections(methods, records) if section[2]]
+    sections = [
+        (key, words, found)
+        for key, words, parts in _sections(methods, stage)
+        if (found := [part for part in parts if part])
+    ]
     links = " ".join(f'<a href="#{key}">{escape(words)}</a>' for key, words, _ in sections)
     first = "".join(f"<p>{escape(paragraph).replace(' ± ', '&nbsp;±&nbsp;')}</p>" for paragraph in lede(methods, stage))
-    pictures = {
-        entry.key: list(entry.variants.values())
-        for _, _, parts in sections
-        for entry in parts
-        if not isinstance(entry, str)
+    drawn = [part for _, _, parts in sections for part in parts if isinstance(part, Picture)]
+    known = {
+        "pictures": {entry.key: list(entry.variants.values()) for entry in drawn},
+        "themes": {"light": LIGHT.tokens(), "dark": DARK.tokens()},
+        "fonts": FONTS,
     }
-    known = {"pictures": pictures, "themes": {"light": _theme(LIGHT), "dark": _theme(DARK)}, "fonts": FONTS}
     # Inside a script element only "<" can end it, and JSON has another spelling for that.
     data = json.dumps(known, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     body = "\n".join(
@@ -131,25 +125,23 @@ def _page(records: Sequence[FitRecord], library: str, title: str | None) -> str:
 """
 
 
-def _sections(methods: list[Method], records: Sequence[FitRecord]) -> list[tuple[str, str, list[Picture | str]]]:
-    """Key, name and parts of each section: pictures, and HTML."""
-    stage = shown_stage(records)
-    flat, nobody = round_pictures.learning_rate_in_words(methods), cost_pictures.nobody_missing(methods)
+def _sections(methods: list[Method], stage: Stage) -> list[tuple[str, str, list[Picture | str | None]]]:
+    """Key, name and parts of each section: pictures, and HTML; parts without data are empty."""
     missing = cost_pictures.missing(methods)
-    parts: list[tuple[str, str, list[Picture | str | None]]] = [
+    return [
         ("clients", "Clients", [
-            client_pictures.fares(methods, stage), tables.comparison(methods, stage),
-            client_heat_maps.over_time(methods),
+            client_pictures.fares(methods, stage), tables.comparison(methods, stage), heat_maps.over_time(methods),
         ]),
         ("rounds", "Rounds", [
             round_pictures.mean_and_worst(methods), round_pictures.unevenness(methods),
-            round_pictures.training_loss(methods), round_pictures.learning_rate(methods) or _note(flat),
+            round_pictures.training_loss(methods),
+            round_pictures.learning_rate(methods) or _note(round_pictures.learning_rate_in_words(methods)),
         ]),
-        ("conflicts", "Conflicts", [round_pictures.conflicts(methods), round_pictures.layer_conflicts(methods)]),
-        ("weights", "Weights", [client_heat_maps.weights(methods)]),
-        ("data", "Data", [partition_picture.partition(methods)]),
+        ("conflicts", "Conflicts", [round_pictures.conflicts(methods), heat_maps.layer_conflicts(methods)]),
+        ("weights", "Weights", [heat_maps.weights(methods)]),
+        ("data", "Data", [heat_maps.partition(methods)]),
         ("missing", "Drop-outs and errors", [
-            missing or (_note(nobody, "Who was missing") if nobody else None), tables.reasons(methods),
+            missing or _note(tables.nobody_missing(methods), "Who was missing"), tables.reasons(methods),
         ]),
         ("cost", "Time and memory", [
             cost_pictures.time_in_all(methods), cost_pictures.time_per_round(methods), cost_pictures.memory(methods),
@@ -157,7 +149,6 @@ def _sections(methods: list[Method], records: Sequence[FitRecord]) -> list[tuple
         ("numbers", "Numbers of all clients", [tables.clients(methods, stage)]),
         ("run", "Run it again", [tables.runs(methods)]),
     ]  # fmt: skip
-    return [(key, words, [part for part in found if part]) for key, words, found in parts]
 
 
 def _part(part: Picture | str) -> str:
@@ -180,10 +171,10 @@ def _part(part: Picture | str) -> str:
     )
 
 
-def _note(text: str, title: str = "") -> str | None:
-    if not text:
-        return None
-    return (f"<h2>{escape(title)}</h2>" if title else "") + f'<p class="caption">{escape(text)}</p>'
+def _note(text: str, title: str = "") -> str:
+    return (f"<h2>{escape(title)}</h2>" if title and text else "") + (
+        f'<p class="caption">{escape(text)}</p>' * bool(text)
+    )
 
 
 def _heading(methods: Sequence[Method]) -> str:
@@ -205,8 +196,8 @@ def _facts(records: Sequence[FitRecord], methods: Sequence[Method]) -> str:
     rounds = max(len(record.rounds) for record in records)
     facts = [plural(clients, "client"), plural(rounds, "round")] if clients else [plural(rounds, "round")]
     if len(records) > 1:
-        most = max(methods, key=lambda method: len(method.records))
-        facts += [_counted(methods)] + ([most.repeated] if len(most.records) > 1 else [])
+        most = max(methods, key=lambda method: len(method.fits))
+        facts += [_counted(methods)] + ([most.repeated] if len(most.fits) > 1 else [])
     running = [record for record in records if record.status == "runs"]
     if running:
         planned = running[0].planned_rounds
@@ -217,12 +208,5 @@ def _facts(records: Sequence[FitRecord], methods: Sequence[Method]) -> str:
     return " · ".join([*facts, f"written {datetime.now():%Y-%m-%d %H:%M:%S}"])
 
 
-def _theme(theme: Theme) -> dict[str, object]:
-    entries = asdict(theme)
-    return {**entries, "scales": {name: entries.pop(name) for name in ("blue", "red", "values", "weights", "signed")}}
-
-
 def _variables(theme: Theme) -> str:
-    plain = ("paper", "panel", "ink", "muted", "grid")
-    named = {name: getattr(theme, name) for name in plain} | {f"c{k}": color for k, color in enumerate(theme.colors)}
-    return " ".join(f"--{name}: {color};" for name, color in named.items())
+    return " ".join(f"--{name}: {color};" for name, color in theme.tokens().items() if isinstance(color, str))

@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.report.number_formats import isolated, shortened
+from fl_lightning.report.number_formats import isolated, plural, shortened
+from fl_lightning.report.runs_of_a_method import Method
 from fl_lightning.report.style import SYMBOLS
 
 Spec = dict[str, Any]
-"""``data`` and ``layout`` of plotly.js, and ``height`` in pixels; colours stand as ``"@ink"``, ``"@c0"`` and so on,
-which the page replaces by those of its theme."""
+"""``data``, ``layout`` and ``height`` for plotly.js; colours stand as ``"@ink"``, ``"@c0"`` and so on, which the page
+replaces by those of its theme. ``"@c0+22"`` has so much opacity."""
 
 MAX_POINTS = 1_000  # of a line
 MAX_DOTS = 2_000  # of a method's clients
 MAX_NAMED = 40  # clients that get a line with their name
-MAX_CELLS = 60_000  # of a heat map
-MAX_ROWS = 400
 COLORS = 8
+BETTER = {"max": "up is better", "min": "down is better", "abs": "near 0 is better"}
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,24 @@ class Picture:
     key: str
     title: str
     variants: Mapping[str, Spec]
-    caption: str = ""
-    choose: str = ""
+    caption: str
+    choose: str
+
+
+def picture(key: str, title: str, variants: Mapping[str, Spec], *captions: str, choose: str = "") -> Picture | None:
+    """A picture with a caption of those sentences that are not empty; ``None`` without any variant."""
+    return Picture(key, title, variants, sentences(*captions), choose) if variants else None
+
+
+def spec(data: Sequence[Spec], x: str, y: str, height: int, **layout: Any) -> Spec:
+    """A variant with titled axes; the page adds what all pictures have."""
+    axes = {name: {"title": {"text": t}, **layout.pop(name, {})} for name, t in (("xaxis", x), ("yaxis", y))}
+    return {"data": list(data), "layout": {**axes, **layout}, "height": height}
+
+
+def sentences(*parts: str) -> str:
+    """Those that are not empty, one after the other."""
+    return " ".join(part for part in parts if part)
 
 
 def escaped(text: str, most: int = 28) -> str:
@@ -64,34 +80,20 @@ def _literal(text: str) -> str:
 def numbers(values: Sequence[float | int | None] | np.ndarray[Any, Any], kind: str = "f4") -> Any:
     """Numbers as plotly.js reads them fast: typed and in base64; ``None`` becomes a gap."""
     array = np.array([np.nan if v is None else v for v in values] if isinstance(values, Sequence) else values)
-    found: dict[str, Any] = {
-        "bdata": base64.b64encode(np.ascontiguousarray(array, dtype=f"<{kind}").tobytes()).decode("ascii"),
-        "dtype": kind,
-    }
-    return found if array.ndim == 1 else {**found, "shape": ", ".join(map(str, array.shape))}
+    content = base64.b64encode(np.ascontiguousarray(array, dtype=f"<{kind}").tobytes()).decode("ascii")
+    shape = {} if array.ndim == 1 else {"shape": ", ".join(map(str, array.shape))}
+    return {"bdata": content, "dtype": kind, **shape}
 
 
-def line(label: str, color: int, x: Sequence[float], y: Sequence[float | None], **entries: Any) -> Spec:
+def line(label: str, color: int, x: Sequence[float], y: Sequence[float | None], dash: str = "solid") -> Spec:
     """A line of one method."""
+    look, symbol = f"@c{color % COLORS}", SYMBOLS[color // COLORS % len(SYMBOLS)]
     return {
-        "type": "scatter",
-        "mode": "lines" if len(x) > 1 else "markers",
-        "name": escaped(label),
-        "x": numbers(x),
-        "y": numbers(y),
-        "line": {"color": f"@c{color % COLORS}", "width": 2, **entries.pop("line", {})},
-        "marker": {"color": f"@c{color % COLORS}", "size": 7, "symbol": SYMBOLS[color // COLORS % len(SYMBOLS)]},
-        **entries,
-    }
-
-
-def layout(x: str, y: str, **entries: Any) -> Spec:
-    """A layout with titled axes; the page adds what all pictures have."""
-    return {
-        "xaxis": {"title": {"text": x}, **entries.pop("xaxis", {})},
-        "yaxis": {"title": {"text": y}, **entries.pop("yaxis", {})},
-        **entries,
-    }
+        "type": "scatter", "mode": "lines" if len(x) > 1 else "markers", "name": escaped(label),
+        "x": numbers(x), "y": numbers(y), "line": {"color": look, "width": 2, "dash": dash},
+        "marker": {"color": look, "size": 7, "symbol": symbol},
+        "hovertemplate": f"{escaped(label, 60)}: %{{y:.4~g}}<extra></extra>",
+    }  # fmt: skip
 
 
 def unique(names: Sequence[str]) -> list[str]:
@@ -134,13 +136,19 @@ def stretches(count: int, width: int) -> range:
     return range(0, count - width // 2, width)
 
 
-def sentences(*parts: str) -> str:
-    """Those that are not empty, one after the other."""
-    return " ".join(part for part in parts if part)
+def means_words(width: int, what: str) -> str:
+    """That what is drawn stands for several rounds; empty if it does not."""
+    return f"{what} are means over {width} rounds." if width > 1 else ""
 
 
-def thin_words(count: int, most: int, what: str) -> str:
-    """That not everything is drawn; empty if it is."""
+def thin_words(count: int, most: int) -> str:
+    """That not every client is drawn; empty if they are."""
     if count <= most:
         return ""
-    return f"Of {count:,} {what}, {most:,} are drawn: the worst and the best quarter of these, and some between."
+    return f"Of {count:,} clients, {most:,} are drawn: the worst and the best quarter of these, and some between."
+
+
+def first_words(methods: Sequence[Method]) -> str:
+    """That one seed of several is drawn."""
+    most = max(len(method.fits) for method in methods)
+    return "" if most == 1 else f"Of {plural(most, 'seed')}, the first is drawn."

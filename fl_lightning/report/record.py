@@ -17,17 +17,13 @@ from fl_lightning.metrics.functional import Mode
 VERSION = 1
 
 
-@checked(
-    round=Bounds(0),
-    clients=Bounds(0),
-    step_norm=Bounds(0),
-    conflicts=Bounds(0),
-    drop_outs=Bounds(0),
-    errors=Bounds(0),
-    training_seconds=Bounds(0),
-    server_seconds=Bounds(0),
-    evaluation_seconds=Bounds(0),
-)
+_COUNTED = (
+    "round", "clients", "step_norm", "conflicts", "drop_outs", "errors", "training_seconds", "server_seconds",
+    "evaluation_seconds",
+)  # fmt: skip
+
+
+@checked(**dict.fromkeys(_COUNTED, Bounds(0)))
 @dataclass(frozen=True)
 class RoundSeries:
     """The rounds of a fit, ascending; all sequences have one entry per round. ``None`` stands for what is not finite.
@@ -153,11 +149,11 @@ class RoundTable:
     counts: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        lengths = {"rows": len(self.rows), "totals": len(self.totals), "counts": len(self.counts)}
-        _check_lengths(self, lengths)
-        both = zip(self.totals, self.counts, strict=True)
-        _check_lengths(self, {f"{name} of row {k}": len(v) for k, pair in enumerate(both) for name, v in
-                              zip(("totals", "counts"), pair, strict=True)})  # fmt: skip
+        _check_lengths(self, {name: len(getattr(self, name)) for name in ("rows", "totals", "counts")})
+        rows = {
+            f"{name} of row {k}": len(row) for name in ("totals", "counts") for k, row in enumerate(getattr(self, name))
+        }
+        _check_lengths(self, rows or {"rows": 0})
 
     @property
     def means(self) -> tuple[tuple[float | None, ...], ...]:
@@ -299,6 +295,5 @@ def _check_lengths(owner: object, lengths: Mapping[str, int]) -> None:
     name, wanted = next(iter(lengths.items()))
     for other, length in lengths.items():
         if length != wanted:
-            raise ValueError(
-                f"{name} and {other} of {type(owner).__name__} must be equally long, found {wanted} and {length}"
-            )
+            found = f"found {wanted} and {length}"
+            raise ValueError(f"{name} and {other} of {type(owner).__name__} must be equally long, {found}")

@@ -19,6 +19,8 @@ _REASONS, _NAMED = 40, 20
 _REST = "other reasons"
 DROP_OUT = "dropped out"
 """What a round says of clients that the sampler let drop out."""
+_Entry = tuple[int, Mapping[str, float | None]]
+"""The rounds finished at an evaluation, and what sums it up."""
 
 
 class RecordBuilder:
@@ -26,32 +28,26 @@ class RecordBuilder:
 
     Of the evaluations, every second, fourth and so on keeps its clients' values, so that at most 200,000 numbers are
     kept, and always the first and the last one. Weights and conflicts per layer become means over longer stretches.
-
-    Args:
-        record: what is known already; its rounds are gone on with.
     """
 
     def __init__(self, record: FitRecord) -> None:
         self._base = record
         self._rounds: dict[str, list[Any]] = {f.name: list(getattr(record.rounds, f.name)) for f in fields(RoundSeries)}
-        self._metrics = {(series.stage, series.metric): _Growing.of(series) for series in record.metrics}
+        self._metrics = {(series.stage, series.metric): _entries(series) for series in record.metrics}
+        self._modes = {(series.stage, series.metric): series.mode for series in record.metrics}
         self._evaluations: list[ClientValues | EvaluationRecord] = list(record.evaluations)
         self._absences = {(entry.drop_out, entry.reason): entry for entry in record.absences}
         self._weights = None if record.weights is None else RoundTables.of(record.weights)
         self._layers = None if record.layer_conflicts is None else RoundTables.of(record.layer_conflicts)
 
     def record(self, **entries: Any) -> FitRecord:
-        """What was gathered so far.
-
-        Args:
-            **entries: attributes of the record to set besides, for good.
-        """
+        """What was gathered so far."""
         self._base = replace(self._base, **entries)
         self._evaluations = [e if isinstance(e, ClientValues) else ClientValues.of(e) for e in self._evaluations]
         return replace(
             self._base,
             rounds=RoundSeries(**{name: tuple(values) for name, values in self._rounds.items()}),
-            metrics=tuple(found.series(stage, name) for (stage, name), found in self._metrics.items()),
+            metrics=tuple(_series(*key, self._modes[key], found) for key, found in self._metrics.items()),
             evaluations=tuple(self._evaluations),  # type: ignore[arg-type]
             weights=None if self._weights is None else self._weights.table(),
             layer_conflicts=None if self._layers is None else self._layers.table(),
@@ -63,8 +59,8 @@ class RecordBuilder:
         kept = sum(number < index for number in self._rounds["round"])  # rounds ascend
         for values in self._rounds.values():
             del values[kept:]
-        for series in self._metrics.values():
-            series.cut(index + 1)
+        for key, series in self._metrics.items():
+            self._metrics[key] = [entry for entry in series if entry[0] <= index]
         self._evaluations = [values for values in self._evaluations if values.round <= index]
         for tables in (self._weights, self._layers):
             if tables is not None:
@@ -72,10 +68,6 @@ class RecordBuilder:
 
     def add_round(self, record: RoundRecord, learning_rate: float | None) -> bool:
         """Adds a round that has finished; a round that is there already is replaced, with those after it.
-
-        Args:
-            record: the round.
-            learning_rate: of the clients, at its beginning.
 
         Returns:
             Whether it is the first.
@@ -116,12 +108,15 @@ class RecordBuilder:
         stage: Literal["val", "test"] = "val" if record.stage == "val" else "test"
         self._know(record.client_ids, record.client_names)
         for name in record.values:
-            mode = record.mode(name)
-            found = self._metrics.get((stage, name))
-            if found is None or found.mode != mode:
-                found = self._metrics[stage, name] = _Growing(mode)
-            summary = {key: _finite(float(number)) for key, number in record.summary(name).items()}
-            found.add(record.round, {**summary, "undefined": float(len(record.undefined.get(name, ())))})
+            key, mode = (stage, name), record.mode(name)
+            summary = {each: _finite(float(number)) for each, number in record.summary(name).items()}
+            summary["undefined"] = float(len(record.undefined.get(name, ())))
+            if self._modes.setdefault(key, mode) != mode:
+                self._modes[key], self._metrics[key] = mode, []
+            series = self._metrics.setdefault(key, [])
+            while series and series[-1][0] >= record.round:
+                series.pop()
+            series.append((record.round, summary))
         others = [v for v in self._evaluations if v.stage != stage]
         own = [v for v in self._evaluations if v.stage == stage and v.round < record.round]
         self._evaluations = [*others, *self._thinned([*own, record])]
@@ -129,7 +124,7 @@ class RecordBuilder:
     def _thinned(self, own: list[ClientValues | EvaluationRecord]) -> list[ClientValues | EvaluationRecord]:
         """At most so many evaluations that their numbers fit, at even distances, the first and the last among them."""
         last = own[-1]
-        numbers = {n for (stage, _), found in self._metrics.items() if stage == last.stage for n in found.rounds}
+        numbers = {number for (stage, _), found in self._metrics.items() if stage == last.stage for number, _ in found}
         place = {number: k for k, number in enumerate(sorted(numbers))}
         cost, stride = len(last.client_ids) * (len(last.values) + 2), 1
         while (len(place) // stride + 2) * cost > _VALUES and stride < len(place):
@@ -171,41 +166,15 @@ class RecordBuilder:
         self._absences[key] = replace(found, count=found.count + 1, last_round=index, client_ids=clients)
 
 
-class _Growing:
-    """A :class:`MetricSeries` in the making."""
+def _entries(series: MetricSeries) -> list[_Entry]:
+    columns = series.summaries.items()
+    return [(number, {key: values[k] for key, values in columns}) for k, number in enumerate(series.rounds)]
 
-    def __init__(self, mode: Mode) -> None:
-        self.mode = mode
-        self.rounds: list[int] = []
-        self._summaries: dict[str, list[float | None]] = {}
 
-    @classmethod
-    def of(cls, series: MetricSeries) -> _Growing:
-        made = cls(series.mode)
-        made.rounds = list(series.rounds)
-        made._summaries = {name: list(values) for name, values in series.summaries.items()}
-        return made
-
-    def series(self, stage: Literal["val", "test"], name: str) -> MetricSeries:
-        summaries = {key: tuple(values) for key, values in self._summaries.items()}
-        return MetricSeries(name, stage, self.mode, tuple(self.rounds), summaries)
-
-    def add(self, number: int, summary: Mapping[str, float | None]) -> None:
-        self.cut(number)
-        for key in summary.keys() - self._summaries.keys():
-            self._summaries[key] = [None] * len(self.rounds)
-        self.rounds.append(number)
-        for key, values in self._summaries.items():
-            values.append(summary.get(key))
-
-    def cut(self, first: int) -> None:
-        """Forgets the evaluations after ``first`` rounds and more."""
-        kept = len(self.rounds)
-        while kept and self.rounds[kept - 1] >= first:
-            kept -= 1
-        del self.rounds[kept:]
-        for values in self._summaries.values():
-            del values[kept:]
+def _series(stage: Literal["val", "test"], name: str, mode: Mode, found: list[_Entry]) -> MetricSeries:
+    keys = dict.fromkeys(key for _, summary in found for key in summary)
+    summaries = {key: tuple(summary.get(key) for _, summary in found) for key in keys}
+    return MetricSeries(name, stage, mode, tuple(number for number, _ in found), summaries)
 
 
 def plain_json(value: Any) -> Any:

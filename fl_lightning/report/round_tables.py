@@ -18,9 +18,6 @@ class RoundTables:
 
     A stretch is one round at first. Where the table would have more than 400 columns or 50,000 cells, stretches become
     twice as long, and neighbours are added up.
-
-    Args:
-        rows: what the rows are called.
     """
 
     def __init__(self, rows: Sequence[str]) -> None:
@@ -47,12 +44,7 @@ class RoundTables:
         self._rows = tuple(rows)
 
     def add(self, index: int, numbers: Mapping[int, tuple[float, int]]) -> None:
-        """Adds the numbers of a round.
-
-        Args:
-            index: of the round.
-            numbers: row to what its total and its count grow by.
-        """
+        """Adds the numbers of a round."""
         most = max(2, min(_COLUMNS, _CELLS // max(1, len(self._rows))))
         while index // self._width >= most:
             self._sums = _padded(self._sums, self._sums.shape[2] + self._sums.shape[2] % 2)

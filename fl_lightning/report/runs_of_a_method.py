@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fits by method: those that differ only by their seed are looked at together."""
+"""Fits by method: those that differ only by their seed or by the division of the data are looked at together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite, nan
+from statistics import fmean
 from typing import Literal
 
-from fl_lightning.metrics.functional import Mode
-from fl_lightning.report.number_formats import Spread, client_label, plural
+import torch
+
+from fl_lightning.metrics.functional import Mode, fairness_summary
+from fl_lightning.report.number_formats import client_label, plural
 from fl_lightning.report.record import ClientValues, FitRecord, MetricSeries
-from fl_lightning.report.repetitions import Repetition
+from fl_lightning.report.repetitions import Repetition, Spread
 
 Stage = Literal["val", "test"]
 PERSONAL = "personal/"
@@ -23,24 +28,17 @@ class ClientPoint:
 
     Attributes:
         client_id: the client.
-        name: what people call it.
+        label: how one speaks of it.
         size: evaluation samples.
         trained: training samples.
-        value: of the metric, a mean over the seeds.
-        shared: all seeds have this client.
+        value: of the metric, a mean over the repetitions.
     """
 
     client_id: int
-    name: str
+    label: str
     size: int
     trained: int
     value: float
-    shared: bool = True
-
-    @property
-    def label(self) -> str:
-        """How one speaks of it."""
-        return client_label(self.name, self.client_id)
 
 
 @dataclass(frozen=True)
@@ -48,91 +46,90 @@ class Method:
     """The fits of one method.
 
     Attributes:
-        label: what the page calls it.
-        records: one per seed.
+        label: what a page calls it.
+        fits: by what they are repeated with.
     """
 
     label: str
-    records: tuple[FitRecord, ...]
+    fits: Mapping[Repetition, FitRecord]
+
+    @property
+    def records(self) -> list[FitRecord]:
+        """The fits, one after the other."""
+        return list(self.fits.values())
+
+    @property
+    def first(self) -> FitRecord:
+        """The fit that is drawn where one is."""
+        return self.records[0]
 
     @property
     def repeated(self) -> str:
         """How often it ran, in words."""
-        return plural(len(self.records), "run" if any(record.division for record in self.records) else "seed")
+        return plural(len(self.fits), "run" if any(record.division for record in self.records) else "seed")
 
     @property
     def is_bound(self) -> bool:
         """It is no method, but bounds what methods can reach."""
         return any(record.is_bound for record in self.records)
 
+    @cached_property
+    def same_clients(self) -> bool:
+        """All fits are of the same clients, with the same data."""
+        return len({(record.division, record.client_names, record.client_sizes) for record in self.records}) == 1
+
     def own(self, metric: str, stage: Stage) -> str:
         """The name under which the values of a metric count: that of the clients' own models, where they have any."""
-        known = metrics_of(self.records, stage)
-        return f"{PERSONAL}{metric}" if f"{PERSONAL}{metric}" in known else metric
+        found = (record.last_values(stage) for record in self.records)
+        name = f"{PERSONAL}{metric}"
+        return name if any(values is not None and name in values.values for values in found) else metric
 
-    def ends_infinite(self, metric: str, stage: Stage) -> bool:
-        """Whether a client's last value is infinite in one of the fits."""
+    def ends_infinite(self, metric: str, stage: Stage) -> int:
+        """In how many of the fits a client's last value is infinite."""
         pairs = ((record, record.last_values(stage)) for record in self.records)
-        return any(count_infinite(r, v, metric) > 0 for r, v in pairs if v is not None and metric in v.values)
+        return sum(values is not None and count_infinite(record, values, metric) > 0 for record, values in pairs)
 
     def points(self, metric: str, stage: Stage) -> list[ClientPoint]:
         """Every client's last value, the worst first.
 
-        Where seeds share their clients, a client's values are averaged; otherwise each seed's clients stand for
+        Where all fits have the same clients, a client's values are averaged. Otherwise each fit's clients stand for
         themselves. Clients without a value are left out.
         """
         pairs = [(record, record.last_values(stage)) for record in self.records]
         found = [(record, values) for record, values in pairs if values is not None and metric in values.values]
-        if not found:
-            return []
-        same = len({(record.client_names, values.client_ids, values.sizes) for record, values in found}) == 1
         points = []
-        for record, values in found[:1] if same else found:
-            columns = zip(*(v.values[metric] for _, v in found), strict=True) if same else zip(values.values[metric])
-            for client, size, column in zip(values.client_ids, values.sizes, columns, strict=True):
-                spread = Spread.of(column)
-                name = record.client_names[client] if same else f"{record.client_names[client]} ({told(record)})"
+        for group in [found] if self.same_clients and found else [[pair] for pair in found]:
+            record, values = group[0]
+            columns = [dict(zip(v.client_ids, v.values[metric], strict=True)) for _, v in group]
+            for client, size in zip(values.client_ids, values.sizes, strict=True):
+                spread = Spread.of(column.get(client) for column in columns)
+                name = called(record, client) if self.same_clients else f"{called(record, client)} ({told(record)})"
                 if spread is not None:
-                    points.append(ClientPoint(client, name, size, record.client_sizes[client], spread.mean, same))
-        mode = found[0][1].modes[metric]
-        return sorted(points, key=lambda point: goodness(point.value, mode))
+                    points.append(ClientPoint(client, name, size, record.client_sizes[client], spread.mean))
+        return sorted(points, key=lambda point: goodness(point.value, found[0][1].modes[metric]))
 
-    def summary(self, metric: str, stage: Stage, key: str) -> dict[Repetition, float]:
-        """The last value of one summary number, by repetition."""
-        series = {repetition: self.series(record, metric, stage) for repetition, record in self._repeated}
-        last = {k: s.summaries[key][-1] for k, s in series.items() if s is not None and s.rounds and key in s.summaries}
-        return {repetition: value for repetition, value in last.items() if value is not None}
+    def ends(self, metric: str, stage: Stage) -> dict[Repetition, dict[int, float]]:
+        """:func:`at_end` of every fit."""
+        return {repetition: at_end(record, metric, stage) for repetition, record in self.fits.items()}
 
-    @property
-    def _repeated(self) -> list[tuple[Repetition, FitRecord]]:
-        """The records by their divisions and seeds, or by their places where seeds are not known."""
-        found = [Repetition(record.division, record.seed) for record in self.records if record.seed is not None]
-        if len(set(found)) < len(self.records):
-            found = [Repetition(0, place) for place in range(len(self.records))]
-        return list(zip(found, self.records, strict=True))
+    def worst_client(self, metric: str, stage: Stage, mode: Mode) -> int | None:
+        """Who is worst off on average over the fits; ``None`` where nobody has a value, or fits have other clients."""
+        return _worst(self.ends(metric, stage).values(), mode) if self.same_clients else None
 
-    @staticmethod
-    def series(record: FitRecord, metric: str, stage: Stage) -> MetricSeries | None:
-        """A metric of one fit over its evaluations."""
-        return next((s for s in record.metrics if (s.metric, s.stage) == (metric, stage)), None)
+    def numbers(self, metric: str, stage: Stage, mode: Mode) -> dict[str, dict[Repetition, float]]:
+        """By name and repetition, what :func:`numbers_at_end` says, as far as it is finite, and ``worst``.
 
-    def worst(self, metric: str, stage: Stage) -> dict[Repetition, float]:
-        """By repetition, the value of the client that is worst off over the seeds (the first of :meth:`points`).
-
-        Where seeds have clients of their own, the value of each seed's worst client.
+        That is the value of :meth:`worst_client`, or where fits have other clients that of the worst one of each.
         """
-        points, found = self.points(metric, stage), dict[Repetition, float]()
-        for repetition, record in self._repeated:
-            values = record.last_values(stage)
-            if values is None or metric not in values.values:
-                continue
-            mode, pairs = values.modes[metric], zip(values.client_ids, values.values[metric], strict=True)
-            numbers = {client: value for client, value in pairs if value is not None}
-            worst = points[0].client_id if points and points[0].shared else None
-            if worst is None and numbers:
-                worst = min(numbers, key=lambda client: goodness(numbers[client], mode))
-            if worst in numbers:
-                found[repetition] = numbers[worst]
+        who, found = self.worst_client(metric, stage, mode), dict[str, dict[Repetition, float]]()
+        for repetition, record in self.fits.items():
+            values = at_end(record, metric, stage)
+            one = _worst([values], mode) if who is None else who
+            worst = nan if one is None else values.get(one, nan)
+            summary = {**numbers_at_end(record, metric, stage, mode), "worst": abs(worst) if mode == "abs" else worst}
+            for name, number in summary.items():
+                if isfinite(number):
+                    found.setdefault(name, {})[repetition] = number
         return found
 
     @property
@@ -144,14 +141,10 @@ class Method:
         return sum(sum(record.rounds.conflicts) for record in self.records) / clients
 
     @property
-    def seconds(self) -> Spread | None:
-        """Seconds of training, server and evaluation."""
-        return Spread.of([sum(seconds_of(record).values()) for record in self.records if len(record.rounds)])
-
-
-def told(record: FitRecord) -> str:
-    """Which repetition a fit is, in words."""
-    return f"division {record.division}, seed {record.seed}" if record.division else f"seed {record.seed}"
+    def seconds(self) -> float | None:
+        """Seconds of a fit: training, server and evaluation of all rounds."""
+        found = [sum(seconds_of(record).values()) for record in self.records if len(record.rounds)]
+        return fmean(found) if found else None
 
 
 def by_method(records: Sequence[FitRecord]) -> list[Method]:
@@ -164,7 +157,72 @@ def by_method(records: Sequence[FitRecord]) -> list[Method]:
         several = len(rates[record.method]) > 1
         rate = "no single learning rate" if record.learning_rate is None else f"lr {record.learning_rate:g}"
         groups.setdefault(f"{record.method}, {rate}" if several else record.method, []).append(record)
-    return [Method(label, tuple(found)) for label, found in groups.items()]
+    return [Method(label, _repeated(found)) for label, found in groups.items()]
+
+
+def _repeated(records: list[FitRecord]) -> dict[Repetition, FitRecord]:
+    """By divisions and seeds, or by places where seeds are not known."""
+    found = {Repetition(record.division, record.seed): record for record in records if record.seed is not None}
+    if len(found) == len(records):
+        return found
+    return {Repetition(0, place): record for place, record in enumerate(records)}
+
+
+def at_end(record: FitRecord, metric: str, stage: Stage) -> dict[int, float]:
+    """Each client's last value by its id, NaN for clients without one.
+
+    Where the value of a client is infinite, all are NaN: the others' alone would flatter such a fit.
+    """
+    found = record.last_values(stage)
+    if found is None or metric not in found.values:
+        return {}
+    infinite = count_infinite(record, found, metric) > 0
+    pairs = zip(found.client_ids, found.values[metric], strict=True)
+    return {client: nan if infinite or value is None else value for client, value in pairs}
+
+
+def numbers_at_end(record: FitRecord, metric: str, stage: Stage, mode: Mode) -> dict[str, float]:
+    """How a metric is spread over the clients at the end of a fit, by the names of ``fairness_summary``.
+
+    Empty if the metric has no values. They are those of :func:`at_end`; signed gaps count by their size.
+    """
+    values, found = at_end(record, metric, stage), record.last_values(stage)
+    if not values or found is None:
+        return {}
+    column = torch.tensor(list(values.values()), dtype=torch.float64)
+    column = column.abs() if mode == "abs" else column
+    summary = fairness_summary(column, torch.tensor(found.sizes), larger_is_better=mode == "max")
+    return {name: float(number) for name, number in summary.items()}
+
+
+def _worst(fits: Iterable[Mapping[int, float]], mode: Mode) -> int | None:
+    """The client whose mean over the fits is the worst."""
+    values: dict[int, list[float]] = {}
+    for fit in fits:
+        for client, value in fit.items():
+            if isfinite(value):
+                values.setdefault(client, []).append(goodness(value, mode))
+    return min(values, key=lambda client: fmean(values[client]), default=None)
+
+
+def told(record: FitRecord) -> str:
+    """Which repetition a fit is, in words."""
+    return f"division {record.division}, seed {record.seed}" if record.division else f"seed {record.seed}"
+
+
+def called(record: FitRecord, client: int) -> str:
+    """How one speaks of a client."""
+    return client_label(record.client_names[client] if client < len(record.client_names) else str(client))
+
+
+def series_of(record: FitRecord, metric: str, stage: Stage) -> MetricSeries | None:
+    """A metric of one fit over its evaluations."""
+    return next((s for s in record.metrics if (s.metric, s.stage) == (metric, stage)), None)
+
+
+def records_of(methods: Sequence[Method]) -> list[FitRecord]:
+    """The fits of several methods."""
+    return [record for method in methods for record in method.records]
 
 
 def shown_stage(records: Sequence[FitRecord]) -> Stage:
@@ -189,52 +247,32 @@ def goodness(value: float, mode: Mode) -> float:
 def seconds_of(record: FitRecord) -> dict[str, float]:
     """Where a fit's time went."""
     rounds = record.rounds
-    parts = {
-        "clients' training": sum(rounds.training_seconds),
-        "server": sum(rounds.server_seconds),
-        "evaluation": sum(rounds.evaluation_seconds),
-    }
-    return {**parts, "this report": record.recording_seconds} if record.recording_seconds else parts
+    columns = {
+        "clients' training": rounds.training_seconds, "server": rounds.server_seconds,
+        "evaluation": rounds.evaluation_seconds, "this report": (record.recording_seconds,),
+    }  # fmt: skip
+    return {name: sum(column) for name, column in columns.items() if name != "this report" or any(column)}
 
 
 def worst_first(record: FitRecord) -> list[int]:
     """Client ids in the order of all pictures of a fit: by the last value of the first metric, the worst on top."""
     values, known = record.last_values(), range(len(record.client_names))
-    if values is None:
-        return list(known)
-    metrics = metrics_of([record], values.stage)
-    metric = next((name for name in metrics if name in values.values), None)
-    if metric is None:
+    metrics = {} if values is None else metrics_of([record], values.stage)
+    metric = next((name for name in metrics if values is not None and name in values.values), None)
+    if metric is None or values is None:
         return list(known)
     numbers = zip(values.client_ids, values.values[metric], strict=True)
     ranked = {client: goodness(number, metrics[metric]) for client, number in numbers if number is not None}
-    order = sorted(ranked, key=lambda client: ranked[client])
-    return [*order, *(client for client in known if client not in ranked)]
+    return [*sorted(ranked, key=ranked.__getitem__), *(client for client in known if client not in ranked)]
 
 
 def count_infinite(record: FitRecord, values: ClientValues, metric: str) -> int:
     """How many clients have an infinite value in an evaluation.
 
     A record has no number for them, as for those without a value, but its summary counts them as clients with one.
-
-    Args:
-        record: the fit.
-        values: one of its evaluations.
-        metric: name of the metric.
     """
-    for series in record.metrics:
-        if (series.stage, series.metric) == (values.stage, metric) and values.round in series.rounds:
-            clients = series.summaries.get("clients", ())[series.rounds.index(values.round) :]
-            return int(clients[0] or 0) - sum(v is not None for v in values.values[metric]) if clients else 0
-    return 0
-
-
-def first_values(record: FitRecord, stage: Stage) -> ClientValues | None:
-    """The clients' values in the first evaluation of a stage."""
-    return next((values for values in record.evaluations if values.stage == stage), None)
-
-
-def called(record: FitRecord, client: int) -> str:
-    """How one speaks of a client."""
-    known = client < len(record.client_names)
-    return client_label(record.client_names[client] if known else str(client), client)
+    series = series_of(record, metric, values.stage)
+    if series is None or values.round not in series.rounds or "clients" not in series.summaries:
+        return 0
+    clients = series.summaries["clients"][series.rounds.index(values.round)]
+    return int(clients or 0) - sum(value is not None for value in values.values.get(metric, ()))

@@ -6,61 +6,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fl_lightning.metrics.functional import Mode
-from fl_lightning.report.conclusion import Standing, conclude
+from fl_lightning.report.conclusion import conclude
 from fl_lightning.report.number_formats import STAGES, isolated, notation, number, plural, shortened
 from fl_lightning.report.record import FitRecord
-from fl_lightning.report.runs_of_a_method import PERSONAL, Method, Stage, first_values, goodness, metrics_of
+from fl_lightning.report.runs_of_a_method import PERSONAL, Method, Stage, goodness, metrics_of, records_of
+from fl_lightning.report.summary import summaries
 
 
 def lede(methods: Sequence[Method], stage: Stage) -> list[str]:
-    """What a report says first, a paragraph each: what a comparison comes to, and who is worst off.
-
-    Args:
-        methods: the first of them is what others are compared with.
-        stage: whose last values count.
-    """
-    records = [record for method in methods for record in method.records]
-    metrics = metrics_of(records, stage)
+    """What a report says first, a paragraph each: what a comparison comes to, and who is worst off."""
+    metrics = metrics_of(records_of(methods), stage)
     if not metrics:
         return ["No evaluation has told the clients apart yet.", "So nobody can say who is worst off."]
     metric, mode = next(iter(metrics.items()))
-    conclusion = conclude([_standing(method, metric, stage) for method in methods], metric, mode)
-    found, first = conclusion.paragraphs(_called), methods[0]
-    if first.label in conclusion.infinite:
+    found, infinite = conclude(summaries(methods, metric, stage, mode), metric, mode, _called)
+    first = methods[0]
+    if first.label in infinite:
         return [*found, "No number below counts that client, so they cannot say who is worst off."]
     metric = first.own(metric, stage)
     points = first.points(metric, stage)
     if not points:
         return [*found, f"{first.label} has no value of {metric} for any client."]
-    after = f"after {plural(len(first.records[0].rounds), 'round')} of {_called(first.label)}"
-    if len(first.records) > 1:
-        after += f" ({plural(len(first.records), 'seed')})"
+    after = f"After {plural(len(first.first.rounds), 'round')} of {_called(first.label)}"
+    if len(first.fits) > 1:
+        after += f" ({plural(len(first.fits), 'seed')})"
     mean = sum(point.value for point in points) / len(points)
-    worst = points[0]
-    who = f"{_called(worst.label)} ({plural(worst.size, f'{STAGES[stage]} sample')})"
-    form = notation([worst.value, mean])
+    worst, form = points[0], notation([points[0].value, mean])
     found.append(
-        f"{after[0].upper()}{after[1:]}, {who} is worst off: its {metric} is {number(worst.value, form)}, and the "
-        f"mean of {plural(len(points), 'client')} is {number(mean, form)}."
+        f"{after}, {_called(worst.label)} ({plural(worst.size, f'{STAGES[stage]} sample')}) is worst off: its {metric} "
+        f"is {number(worst.value, form)}, and the mean of {plural(len(points), 'client')} is {number(mean, form)}."
     )
     if all(method.is_bound for method in methods[1:]):
-        found.append(_since_the_beginning(first.records[0], metric, mode, stage))
+        found.append(_since_the_beginning(first.first, metric, mode, stage))
     return found
 
 
 def _called(label: str) -> str:
     return isolated(shortened(label, 60))
-
-
-def _standing(method: Method, metric: str, stage: Stage) -> Standing:
-    own = method.own(metric, stage)
-    return Standing(
-        method.label,
-        method.worst(own, stage),
-        method.summary(own, stage, "mean"),
-        method.records[0].method if method.is_bound else "",
-        method.ends_infinite(own, stage),
-    )
 
 
 def _since_the_beginning(record: FitRecord, metric: str, mode: Mode, stage: Stage) -> str:
@@ -70,7 +52,8 @@ def _since_the_beginning(record: FitRecord, metric: str, mode: Mode, stage: Stag
         m for m, other in metrics.items() if (other, m.startswith(PERSONAL)) == (mode, metric.startswith(PERSONAL))
     )
     name = metric if metric in metrics else next(alike, None)
-    begin, end = first_values(record, "val"), record.last_values("val")
+    begin = next((values for values in record.evaluations if values.stage == "val"), None)
+    end = record.last_values("val")
     if name is None or begin is None or end is None or begin.round == end.round:
         return "There is no earlier evaluation to compare with, so whether the method changed that remains open."
     pairs = [[v for v in values.values.get(name, ()) if v is not None] for values in (begin, end)]

@@ -43,6 +43,15 @@ class Theme:
     weights: tuple[str, ...]
     signed: tuple[str, ...]
 
+    def tokens(self) -> dict[str, str | list[tuple[float, str]]]:
+        """Every colour by the name that pictures have for it, scales as plotly.js reads them."""
+        scales = {name: getattr(self, name) for name in ("blue", "red", "values", "weights", "signed")}
+        return {
+            **{name: getattr(self, name) for name in ("paper", "panel", "ink", "muted", "grid")},
+            **{f"c{place}": color for place, color in enumerate(self.colors)},
+            **{name: [(k / (len(s) - 1), color) for k, color in enumerate(s)] for name, s in scales.items()},
+        }
+
 
 _CIVIDIS = ("#00204c", "#213d6b", "#555b6c", "#7b7a77", "#a59c74", "#d3c064", "#ffe945")
 

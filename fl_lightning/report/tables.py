@@ -6,165 +6,139 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from math import isnan
 from typing import Any
 
-from fl_lightning.metrics.functional import Mode
-from fl_lightning.report.cost_pictures import reasons as reason_rows
 from fl_lightning.report.number_formats import (
     STAGES,
-    Spread,
+    client_label,
+    duration,
     notation,
     number,
     percent,
     plural,
-    seconds,
     shortened,
     spread,
 )
-from fl_lightning.report.pictures import COLORS, both_ends
-from fl_lightning.report.repetitions import Repetition, mark
-from fl_lightning.report.runs_of_a_method import Method, Stage, goodness, metrics_of
+from fl_lightning.report.pictures import COLORS, both_ends, sentences
+from fl_lightning.report.runs_of_a_method import Method, Stage, called, metrics_of, records_of
+from fl_lightning.report.summary import Figure, summaries
 
 _LISTED = 200
+_MARKS = {"+": ' class="better"', "-": ' class="worse"', "": ""}
 
 
 def comparison(methods: Sequence[Method], stage: Stage) -> str:
     """One row per method: the numbers that describe how it serves the clients, and what it cost."""
-    metrics = metrics_of([record for method in methods for record in method.records], stage)
+    metrics = metrics_of(records_of(methods), stage)
     if not metrics:
         return ""
     metric, mode = next(iter(metrics.items()))
-    keys = {"mean": "mean", "worst_10": "worst 10 %"} | (
-        {"angle": "angle (rad)"} if mode == "max" else {"std": "deviation"}
-    )
-    head = ["method", *keys.values(), "worst client", "conflicts", "rounds", "time"]
-    own = [method.own(metric, stage) for method in methods]
-    figures = {
-        key: [method.summary(name, stage, key) for method, name in zip(methods, own, strict=True)] for key in keys
-    }
-    figures["worst"] = [method.worst(name, stage) for method, name in zip(methods, own, strict=True)]
-    forms = {key: notation([n for by_seed in found for n in by_seed.values()]) for key, found in figures.items()}
-    rows = []
-    for place, method in enumerate(methods):
+    rows = summaries(methods, metric, stage, mode)
+    uneven = ("angle", "angle (rad)") if mode == "max" else ("std", "deviation")
+    keys = {"mean": "mean", "worst_10": "worst 10 %", uneven[0]: uneven[1], "worst": "worst client"}
+    forms = {key: notation([n for row in rows for n in row.numbers.get(key, {}).values()]) for key in keys}
+    lines = []
+    for place, (method, row) in enumerate(zip(methods, rows, strict=True)):
         swatch = f'<span class="swatch" style="background:var(--c{place % COLORS})"></span>'
-        seeds = f'<span class="name">{method.repeated}</span>' if len(method.records) > 1 else ""
-        cells = [f"<td>{swatch}{escape(shortened(method.label, 60))}{seeds}</td>"]
+        cells = [f"{swatch}{escape(shortened(row.method, 60))}{_name(method.repeated) if row.repetitions > 1 else ''}"]
         for key in keys:
-            first, found = figures[key][0], figures[key][place]
-            marked = _mark(first, found, mode if key in ("mean", "worst_10") else "min") if place else ""
-            cells.append(f"<td><span{marked}>{_spread(found, forms[key])}</span></td>")
-        points, worst = method.points(own[place], stage), figures["worst"][place]
-        name = f'<span class="name"><bdi>{escape(shortened(points[0].label, 48))}</bdi></span>' if points else ""
-        marked = _mark(figures["worst"][0], worst, mode) if place else ""
-        share = method.conflicts
+            figure: Figure = getattr(row, key)
+            cells.append(f"<span{_MARKS[figure.mark]}>{spread(figure.spread, forms[key])}</span>")
+        cells[-1] += _name(client_label(row.worst_client)) if row.worst_client else ""
         cells += [
-            f"<td><span{marked}>{_spread(worst, forms['worst'])}</span>{name}</td>",
-            f"<td>{'-' if share is None else percent(share)}</td>",
-            f"<td>{max(len(record.rounds) for record in method.records) or '-'}</td>",
-            f"<td>{'-' if method.seconds is None else seconds(method.seconds.mean)}</td>",
+            "-" if isnan(row.conflicts) else percent(row.conflicts),
+            str(max(len(record.rounds) for record in method.records) or "-"),
+            "-" if isnan(row.seconds) else duration(row.seconds),
         ]
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    marks = (
-        f" ▲ and ▼: better and worse than {methods[0].label}: the 95 % interval of the differences, seed by "
-        "seed, leaves out zero."
-        if len(methods) > 1 and max(len(method.records) for method in methods) > 1
-        else ""
-    )
-    names = " and ".join(method.label for method in methods if method.is_bound)
-    bounds = f" No methods, but plain training to measure them by: {names}." if names else ""
-    having = " and ".join(method.label for method, name in zip(methods, own, strict=True) if name != metric)
-    models = f" Clients have models of their own with {having}: the values of these count." if having else ""
-    caption = (
+        lines.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    several = len(rows) > 1 and max(row.repetitions for row in rows) > 1
+    bounds = " and ".join(row.method for row in rows if row.bound)
+    having = " and ".join(method.label for method in methods if method.own(metric, stage) != metric)
+    caption = sentences(
         f"{metric} in the {STAGES[stage]}. Worst client: whose value is worst. Conflicts: share of a round's clients "
-        "whose update the step went against. Time: training, server and evaluation of all rounds."
-        f"{models}{marks}{bounds}"
+        "whose update the step went against. Time: training, server and evaluation of all rounds.",
+        f"Clients have models of their own with {having}: the values of these count." if having else "",
+        f"▲ and ▼: better and worse than {rows[0].method}: the 95 % interval of the differences, seed by seed, leaves "
+        "out zero."
+        if several
+        else "",
+        f"No methods, but plain training to measure them by: {bounds}." if bounds else "",
     )
-    header = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    head = "".join(f"<th>{cell}</th>" for cell in ("method", *keys.values(), "conflicts", "rounds", "time"))
     return (
-        f'<h3>In numbers</h3><p class="caption">{escape(caption)}</p>'
-        f'<div class="table"><table class="numbers"><thead><tr>{header}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        f'<h3>In numbers</h3><p class="caption">{escape(caption)}</p><div class="table"><table class="numbers">'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
 
 
-def _spread(numbers: Mapping[Repetition, float], form: str) -> str:
-    return spread(Spread.over(numbers), form)
-
-
-def _mark(base: Mapping[Repetition, float], found: Mapping[Repetition, float], mode: Mode) -> str:
-    """Whether a number differs from the first method's by more than repetitions do."""
-    base, found = ({one: goodness(value, mode) for one, value in each.items()} for each in (base, found))
-    return {"+": ' class="better"', "-": ' class="worse"', "": ""}[mark(found, base, larger_is_better=True)]
+def _name(text: str) -> str:
+    return f'<span class="name"><bdi>{escape(shortened(text, 48))}</bdi></span>'
 
 
 def clients(methods: Sequence[Method], stage: Stage) -> str:
     """Every client's last value under each method, the worst under the first method on top."""
-    metrics = metrics_of([record for method in methods for record in method.records], stage)
     parts = []
-    for metric in metrics:
+    for metric in metrics_of(records_of(methods), stage):
         points = [method.points(metric, stage) for method in methods]
         order = next((found for found in points if found), [])
-        chosen = both_ends(len(order), _LISTED)
-        values = [{(point.client_id, point.name): point.value for point in found} for found in points]
+        values = [{(point.client_id, point.label): point.value for point in found} for found in points]
         form = notation([value for column in values for value in column.values()])
         rows = [
-            [order[k].label, f"{order[k].trained:,}", f"{order[k].size:,}",
-             *(number(column.get((order[k].client_id, order[k].name)), form) for column in values)]
-            for k in chosen
+            [one.label, f"{one.trained:,}", f"{one.size:,}",
+             *(number(column.get((one.client_id, one.label)), form) for column in values)]
+            for one in (order[k] for k in both_ends(len(order), _LISTED))
         ]  # fmt: skip
         head = ["client", "training samples", f"{STAGES[stage]} samples", *(method.label for method in methods)]
-        note = f" (the worst and best, and some between, of {len(order):,})" if len(chosen) < len(order) else ""
-        parts.append(
-            f"<details><summary>{escape(metric)} of {plural(len(chosen), 'client')}{note}</summary>"
-            f"{_table(head, rows, 'numbers')}</details>"
-        )
+        note = f" (the worst and best, and some between, of {len(order):,})" if len(rows) < len(order) else ""
+        parts.append(_folded(f"{metric} of {plural(len(rows), 'client')}{note}", _table(rows, "numbers", head)))
     return f"<h2>Numbers of all clients</h2>{''.join(parts)}" if parts else ""
 
 
 def reasons(methods: Sequence[Method]) -> str:
     """Why clients were left out."""
-    rows = reason_rows(methods)
-    if not rows:
-        return ""
+    rows = []
+    for method, record in [(each, record) for each in methods for record in each.records]:
+        label = method.label if len(method.fits) == 1 else f"{method.label}, seed {record.seed}"
+        for entry in record.absences:
+            first, last = entry.first_round + 1, entry.last_round + 1
+            names = ", ".join(called(record, client) for client in entry.client_ids[:5])
+            more = " and others" if len(entry.client_ids) > 5 else ""
+            rounds = f"{first}" if first == last else f"{first} to {last}"
+            rows.append([label, entry.reason, f"{entry.count:,}", rounds, names + more])
     head = ["method", "reason", "times", "rounds", "clients"]
-    return f"<h3>Reasons</h3>{_table(head, rows, 'text')}"
+    return f"<h3>Reasons</h3>{_table(rows, 'text', head)}" if rows else ""
+
+
+def nobody_missing(methods: Sequence[Method]) -> str:
+    """A sentence for fits in which everybody took part."""
+    rounds = sum(len(record.rounds) for record in records_of(methods))
+    return f"Every client that was drawn took part, in all of {plural(rounds, 'round')}." if rounds else ""
 
 
 def runs(methods: Sequence[Method]) -> str:
     """How the fits were made and how to make them again."""
-    parts = []
-    commands = {record.command: None for method in methods for record in method.records if record.command}
+    commands = dict.fromkeys(record.command for record in records_of(methods) if record.command)
+    words = "The command of this run." if len(commands) == 1 else "The commands of this run."
+    parts = [f'<p class="caption">{words}</p>'] if commands else []
     parts += [f"<pre>{escape(command)}</pre>" for command in commands]
-    if parts:
-        parts.insert(
-            0, f'<p class="caption">{"The command" if len(commands) == 1 else "The commands"} of this run.</p>'
-        )
-    parts.append(_seeds(methods))
-    for method in methods:
-        record = method.records[0]
-        rows = [
-            *_flat("method", record.arguments), *_flat("strategy", record.settings), *_flat("", record.configuration),
-        ]  # fmt: skip
-        if rows:
-            opened = " open" if len(methods) == 1 else ""
-            words = "Configuration" if len(methods) == 1 else f"Configuration of {shortened(method.label, 60)}"
-            parts.append(f"<details{opened}><summary>{escape(words)}</summary>{_table(None, rows, 'text')}</details>")
-    known = {tuple(record.versions.items()): None for method in methods for record in method.records if record.versions}
-    parts += [
-        f"<details open><summary>Versions</summary>{_table(None, map(list, found), 'text')}</details>"
-        for found in known
-    ]
-    return f"<h2>How to run it again</h2>{''.join(parts)}"
-
-
-def _seeds(methods: Sequence[Method]) -> str:
     rows = []
     for method in methods:
         seeds = ", ".join("-" if record.seed is None else str(record.seed) for record in method.records)
         rates = dict.fromkeys(record.learning_rate for record in method.records)
         shown = ", ".join("-" if rate is None else f"{rate:g}" for rate in rates)
         rows.append([method.label, seeds, shown, ", ".join(dict.fromkeys(r.status for r in method.records))])
-    return _table(["method", "seeds", "learning rate", "state"], rows, "text")
+    parts.append(_table(rows, "text", ["method", "seeds", "learning rate", "state"]))
+    for method in methods:
+        record, alone = method.first, len(methods) == 1
+        entries = [
+            *_flat("method", record.arguments), *_flat("strategy", record.settings), *_flat("", record.configuration),
+        ]  # fmt: skip
+        words = "Configuration" if alone else f"Configuration of {shortened(method.label, 60)}"
+        parts += [_folded(words, _table(entries, "text"), alone)] if entries else []
+    known = dict.fromkeys(tuple(record.versions.items()) for record in records_of(methods) if record.versions)
+    parts += [_folded("Versions", _table(found, "text"), True) for found in known]
+    return f"<h2>How to run it again</h2>{''.join(parts)}"
 
 
 def _flat(name: str, value: Any) -> Iterable[list[str]]:
@@ -176,11 +150,14 @@ def _flat(name: str, value: Any) -> Iterable[list[str]]:
         yield [name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
 
 
-def _table(head: Sequence[str] | None, rows: Iterable[Sequence[str]], kind: str) -> str:
-    header = (
-        ""
-        if head is None
-        else f"<thead><tr>{''.join(f'<th><bdi>{escape(cell)}</bdi></th>' for cell in head)}</tr></thead>"
-    )
-    body = "".join(f"<tr>{''.join(f'<td><bdi>{escape(cell)}</bdi></td>' for cell in row)}</tr>" for row in rows)
+def _folded(words: str, content: str, opened: bool = False) -> str:
+    return f"<details{' open' * opened}><summary>{escape(words)}</summary>{content}</details>"
+
+
+def _table(rows: Iterable[Sequence[str]], kind: str, head: Sequence[str] = ()) -> str:
+    def row(cells: Sequence[str], tag: str) -> str:
+        return f"<tr>{''.join(f'<{tag}><bdi>{escape(cell)}</bdi></{tag}>' for cell in cells)}</tr>"
+
+    header = f"<thead>{row(head, 'th')}</thead>" if head else ""
+    body = "".join(row(cells, "td") for cells in rows)
     return f'<div class="table"><table class="{kind}">{header}<tbody>{body}</tbody></table></div>'

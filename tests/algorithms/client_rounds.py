@@ -81,7 +81,7 @@ class Rounds:
 
     def begin(self):
         self.client.check_module(self.module, self.layout)
-        federation = Federation(len(self.data), self.layout, torch.device("cpu"), torch.float64, len(self.data))
+        federation = Federation(len(self.data), self.layout, self.params.device, torch.float64, len(self.data))
         for half in (self.server, self.client):
             half.begin_fit(federation)
 

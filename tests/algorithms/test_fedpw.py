@@ -195,7 +195,7 @@ def test_smallest_numbers_and_their_equals_are_marked(dtype):
     values[1] = values[1].round()  # many are equal
     values[2, ::3] = torch.inf
     counts = torch.tensor([[0, 1, 50], [7, 12, 20], [30, 5, 49]])
-    starts = [0, *np.cumsum(SIZES).tolist()]
+    starts = (0, *np.cumsum(SIZES).tolist())
     found = smallest(values, counts, Columns.whole(sum(SIZES)), starts)
     for row, marks, count in zip(values, found, counts, strict=True):
         for part, marked, k in zip(row.split(SIZES), marks.split(SIZES), count.tolist(), strict=True):

@@ -273,7 +273,7 @@ def own_accuracies(strategy, module, data):
 @every_home
 @pytest.mark.fit
 def test_clients_are_evaluated_with_their_own_layers(name, in_files, tmp_path):
-    folder = {"directory": str(tmp_path / "own"), "keep_checkpoints": None} if in_files else {}
+    folder = {"directory": str(tmp_path / "own")} if in_files else {}
     make, data = lambda: FITS[name](**folder), federated_blobs()
     module, strategy = fit_method(make(), 2, data=data, clients_per_round=2, local_epochs=2)
     expected, record = own_accuracies(strategy, module, data), strategy.last_evaluation

@@ -11,13 +11,12 @@ from fl_lightning import algorithms as fl
 OUT_OF_RANGE = {
     fl.AdaFed: {"gamma": [-0.1, nan, inf], "unit": ["mean"]},
     fl.AFL: {"lambda_lr": [-0.1, nan, inf]},
-    fl.Ditto: {"lam": [-1.0, nan], "personal_lr": [0.0], "keep_checkpoints": [0]},
+    fl.Ditto: {"lam": [-1.0, nan], "personal_lr": [0.0]},
     fl.FA: {"bases": [[1.0], [[nan]]], "sigma": [0.0], "bound": [0.5], "tau": [-0.1], "penalty": [-1.0]},
     fl.FCFL: {
         "budget": [-0.1, (0.1, nan), []], "notion": ["ap"], "stage1_rounds": [-1], "tol": [-1.0], "delta": [0.0],
         "beta": [1.5], "sharpness": [0.0], "reading": ["both"],
     },
-    fl.FedBN: {"keep_checkpoints": [0]},
     fl.FedCKA: {"mu": [-1.0, nan], "layers": [[], "net.0"], "num_layers": [0], "max_models": [0]},
     fl.FedDyn: {"alpha": [0, -1.0, nan]},
     fl.FedFV: {"alpha": [-0.1, 1.1], "tau": [-1], "reading": ["both"]},

@@ -30,7 +30,7 @@ def test_losses_count_as_equal_by_their_angle(m):
         away = torch.zeros(m, dtype=torch.float64)
         away[0], away[1] = 1, -1
         losses = torch.ones(m, dtype=torch.float64) + away / away.norm() * math.tan(angle) * math.sqrt(m)
-        assert bool(fair_weights(losses).any()) == apart
+        assert (fair_weights(losses) is not None) == apart
 
 
 def test_layers_are_as_long_as_the_mean_of_the_rows_that_count():

@@ -59,7 +59,7 @@ ACCEPTED = {
         (r"attacks\.\w+\(clients$", "nobody is dishonest: what dishonest_clients(share=0) returns"),
         (r"Record\(client_(ids|names)$", "no client took part, or names are the ids"),
         (r"Selection\((client_ids|drop_outs)$", "no client was available, or none dropped out"),
-        (r"(FairnessCurve|RoundSeries|FitRecord)\(", "before the first round"),
+        (r"(RoundSeries|FitRecord)\(", "before the first round"),
         (r"UniformSampler\(always$", "all are drawn"),
         (r"(Holdings\(counts|Absence\(client_ids)$", "no clients"),
         (r"LocalWork\((parameters|rates)$", "before the first step"),

@@ -29,8 +29,6 @@ UNUSED = [
     (data, "eval_batch_size", 8, {}),
     *((compare, name, value, {"learning_rates": rates})
       for name, value in (("tuning_seeds", 1), ("select", "worst_10")) for rates in (None, [0.1])),
-    *((method, "keep_checkpoints", 3, {})
-      for method in (algorithms.Ditto, algorithms.FedBN, algorithms.FedPer, algorithms.FedRep)),
     (algorithms.FedPer, "num_layers", 2, {"personal": ["head"]}),
     (algorithms.FedCKA, "num_layers", 3, {"layers": ["head"]}),
     (algorithms.FedHEAL, "tau", 0.4, {"filter_updates": False}),

@@ -28,8 +28,7 @@ if "-m" in arguments and "benchmarks._gpu.facts" in arguments:
     print("- date: now")
 elif arguments[:1] != ["-c"] and arguments[:2] != ["-W", "ignore"]:
     with open({record!r}, "a") as file:
-        asked = ["WGMMA"] if os.environ.get("FL_LIGHTNING_WGMMA") == "1" else []
-        print(json.dumps([*asked, sys.argv[0].rpartition("/")[2], *arguments]), file=file)
+        print(json.dumps([sys.argv[0].rpartition("/")[2], *arguments]), file=file)
     print("called it; ERROR SUMMARY: 0 errors; 3 of 3 targets are met; == 7 passed in 2 s ==")
     sys.exit(os.environ.get("FAILS", "nothing fails") in " ".join(arguments))
 """
@@ -75,20 +74,10 @@ def test_all_stages_run_in_order_and_leave_their_outcomes(script, tmp_path):
     assert list(dict.fromkeys(row[0].removeprefix("| ") for row in rows)) == list(STAGES)
     assert {row[2] for row in rows} == {"passed"}
     assert "- device: stand-in" in report
-    tools = [command[3] for command in commands if command[:2] == ["WGMMA", "compute-sanitizer"]]
-    assert tools == ["memcheck", "racecheck", "synccheck", "initcheck"]
+    tools = [command[2] for command in commands if command[0] == "compute-sanitizer"]
+    assert sorted(tools) == ["initcheck", "memcheck", "racecheck", "synccheck"]
     assert commands[-1][0] == "ncu"
     assert all(command[-2:] == ["--device", "cuda"] for command in commands if "every_path" in " ".join(command))
-
-
-def test_layer_gram_runs_both_ways(script):
-    _, report, commands = script("correct", "bandwidth")
-    asked = [json.dumps(command) for command in commands if command[0] == "WGMMA"]
-    assert len(asked) == 2
-    assert '"tests/ops"' in asked[0]
-    assert '"--only", "layer_gram"' in asked[1]
-    assert '"40"' in asked[1]
-    assert report.count("layer_gram by wgmma | passed") == 2
 
 
 def test_a_failed_step_shows_and_the_others_run(script, tmp_path):
@@ -136,10 +125,9 @@ def test_the_programs_of_every_stage_run_on_the_cpu(script, tmp_path, monkeypatc
     """With the arguments that the script gives them."""
     results_of_bandwidth(tmp_path)
     _, _, commands = script("--device", "cpu", "--quick")
-    plain = [command[command[0] == "WGMMA" :] for command in commands]
-    programs = [command[2:] for command in plain if command[1] == "-m" and command[2].startswith("benchmarks.")]
+    programs = [command[2:] for command in commands if command[1] == "-m" and command[2].startswith("benchmarks.")]
     assert [name for name, *_ in programs] == [
-        "benchmarks.device_bandwidth", "benchmarks.device_bandwidth", "benchmarks.device_step",
+        "benchmarks.device_bandwidth", "benchmarks.device_step",
         "benchmarks._gpu.every_path", "benchmarks.device_rounds", "benchmarks._gpu.one_call",
     ]  # fmt: skip
     monkeypatch.chdir(ROOT)

@@ -23,7 +23,7 @@ from benchmarks.leaderboard.standing import Standing, rounds_to, training_second
 from benchmarks.leaderboard.suites import SUITES, suite
 from benchmarks.papers.records import read
 from benchmarks.papers.report import rewritten
-from fl_lightning.comparison.fitted import read_fitted
+from fl_lightning.comparison.files import read_run
 
 figures = pytest.importorskip("matplotlib.figure")
 
@@ -91,14 +91,14 @@ def test_what_is_packed_is_what_the_tables_need(tiny, monkeypatch):
     pack(folder)
     runs = packed(folder)
     path = next((folder / "runs").glob("FedLF*"))
-    record, kept = read_fitted(path).record, runs[path.stem].record
+    record, kept = read_run(path), runs[path.stem]
     assert record.weights is not None
     assert kept.weights is None
     assert kept.last_values("test").values["test_acc"] == record.last_values("test").values["test_acc"]
     assert len(json.dumps(kept, default=vars)) < len(path.read_text())
     path.unlink()
     unpack(folder)
-    assert read_fitted(path).record == kept
+    assert read_run(path) == kept
     after = Standing(TINY, finished(folder), failed(folder)).rows
     for one, other in zip(before, after, strict=True):
         assert replace(one.accuracy, seconds=0) == replace(other.accuracy, seconds=0)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from worker_processes import FORKS, TWO
 
 import fl_lightning as fl
-from fl_lightning.clients.workers.pool import WorkerPool, training_order
+from fl_lightning.clients.workers.pool import WorkerPool
 
 pytestmark = FORKS
 
@@ -210,11 +210,3 @@ def test_numbers_of_workers_that_make_no_sense(workers):
 def test_executors_are_objects():
     with pytest.raises(TypeError, match=r"executor of .* must be None or an Executor such as .*, found 'parallel'"):
         fl.FederatedStrategy(executor="parallel")
-
-
-def test_clients_are_trained_as_they_come_unless_that_takes_longer():
-    assert training_order([5, 5, 5, 5, 5], 2) == [0, 1, 2, 3, 4]
-    assert training_order([1, 1, 1, 9], 2) == [3, 0, 1, 2]
-    assert training_order([9, 1, 1, 1], 2) == [0, 1, 2, 3]
-    assert training_order([1, 20, 20], 2) == [0, 1, 2]  # no sooner with the longest first
-    assert training_order([], 2) == []

@@ -4,7 +4,6 @@
 import os
 import re
 import signal
-import threading
 import time
 
 import lightning as L
@@ -82,11 +81,6 @@ def test_time_that_callbacks_take_is_not_the_clients():
     _, strategy, trainer = in_workers(rounds=1, timeout=2.5, callbacks=[Thinking()])
     assert trainer.current_epoch == 1
     assert strategy.executor_fallback is None
-
-
-def test_the_thread_ends_with_the_fit():
-    in_workers(rounds=1)
-    assert not [thread for thread in threading.enumerate() if thread.name == "fl_lightning-watchdog"]
 
 
 @pytest.mark.parametrize(

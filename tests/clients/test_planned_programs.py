@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_lightning.clients.planned.program import function_of
-from fl_lightning.clients.planned.recording import CannotPlanError, record
+from fl_lightning.clients.planned.program import CannotPlanError, program_of
 
 
 def _cleared(w, x):
@@ -59,7 +58,7 @@ def test_the_bits_of_autograd_for_expressions(name):
     def function(w, other, alike, x):
         return [EXPRESSIONS[name](w + alike + other.view(6, 4), x).sum() + alike.sum()]
 
-    run, _ = function_of(record(function, [*parameters, x]), False)
+    run, *_ = program_of(function, [*parameters, x])
     losses = []
     for step in range(3):
         x, state = x.roll(1, 0), torch.get_rng_state()
@@ -91,17 +90,15 @@ def shared(*inputs):
 def of_shared():
     sizes = ((6,), (2, 3), (12,), (), (2, 3))
     inputs = [*(nn.Parameter(torch.ones(size)) for size in sizes), torch.arange(6.0)]
-    return record(shared, inputs), inputs
+    return program_of(shared, inputs)[0], inputs
 
 
 def places(tensors):
     return [tensor.untyped_storage().data_ptr() for tensor in tensors]
 
 
-@pytest.mark.parametrize("fresh", [False, True], ids=["kept memory", "fresh"])
-def test_whoever_changes_a_gradient_changes_no_other(fresh):
-    recording, inputs = of_shared()
-    run, _ = function_of(recording, fresh)
+def test_whoever_changes_a_gradient_changes_no_other():
+    run, inputs = of_shared()
     with torch.no_grad():
         right = [gradient.clone() for gradient in run(*inputs)[1]]
         gradients = run(*inputs)[1]
@@ -112,22 +109,20 @@ def test_whoever_changes_a_gradient_changes_no_other(fresh):
     assert all(gradient.is_contiguous() for gradient in gradients)
 
 
-def test_gradients_stay_in_their_memory_unless_they_have_to_be_fresh():
+def test_gradients_stay_in_their_memory():
     w, x = nn.Parameter(torch.randn(3, 3)), torch.randn(5, 3)
-    recording = record(lambda w, x: [torch.relu(x @ w).square().sum()], [w, x])
-    for fresh in (False, True):
-        run, size = function_of(recording, fresh)
-        with torch.no_grad():
-            first, second = run(w, x)[1], run(w, x)[1]
-        assert (places(first) == places(second)) is not fresh
-        assert torch.equal(first[0], second[0])
-        assert size < len(recording.calls) - 3
+    run, size, _ = program_of(lambda w, x: [torch.relu(x @ w).square().sum()], [w, x])
+    with torch.no_grad():
+        first, second = run(w, x)[1], run(w, x)[1]
+    assert places(first) == places(second)
+    assert torch.equal(first[0], second[0])
+    assert size <= 12  # views are made once, and are no calls
 
 
 def test_a_recording_changes_nothing():
     w, counter, state = nn.Parameter(torch.ones(3)), torch.zeros(1), torch.get_rng_state()
-    found = record(lambda w, spare, counter: [(w * counter.add_(1) * torch.rand(3)).sum()], [w, w, counter])
-    assert list(found.gradients) == [0]
+    *_, places = program_of(lambda w, spare, counter: [(w * counter.add_(1) * torch.rand(3)).sum()], [w, w, counter])
+    assert places == [0]
     assert counter.item() == 0
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -143,4 +138,4 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_cannot_be_repeated(reason):
     with pytest.raises(CannotPlanError, match=reason):
-        function_of(record(REFUSED[reason], [nn.Parameter(torch.ones(3))]), False)
+        program_of(REFUSED[reason], [nn.Parameter(torch.ones(3))])

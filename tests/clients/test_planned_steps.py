@@ -166,6 +166,9 @@ def test_nothing_is_planned_unless_asked_for(caplog):
         fl.FederatedStrategy(planned_steps="always")
 
 
+HOLDS = "the optimizer or the client rule may keep gradients, whose memory plans use again"
+
+
 class KeepsGradients(ClientRule):
     """Follows the mean of the last two gradients: it holds on to tensors."""
 
@@ -181,9 +184,10 @@ class KeepsGradients(ClientRule):
 
 
 def test_a_rule_may_hold_on_to_gradients(caplog):
-    eager, planned, _ = both(caplog, client=KeepsGradients(), algorithm=fl.algorithms.FedAvg())
+    eager, planned, said = both(caplog, client=KeepsGradients(), algorithm=fl.algorithms.FedAvg())
     agree(eager, planned)
-    assert planned.strategy.last_round.planned_steps > 0
+    assert planned.strategy.last_round.planned_steps == 0
+    assert said == [f"Local steps: eager from now on, because {HOLDS}"]
 
 
 class Lookahead(torch.optim.SGD):
@@ -204,9 +208,10 @@ class OwnOptimizer(Classifier):
 
 
 def test_an_optimizer_may_hold_on_to_gradients(caplog):
-    eager, planned, _ = both(caplog, OwnOptimizer)
+    eager, planned, said = both(caplog, OwnOptimizer)
     agree(eager, planned)
-    assert planned.strategy.last_round.planned_steps > 0
+    assert planned.strategy.last_round.planned_steps == 0
+    assert said == [f"Local steps: eager from now on, because {HOLDS}"]
 
 
 class Frozen(Classifier):

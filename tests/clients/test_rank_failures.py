@@ -116,7 +116,7 @@ def test_one_rank_stops_all(tmp_path):
 
 FAILURES = {
     "weights": r"RankError: after round 2, rank 1 must have the global parameters of rank 0, found others",
-    "state": r"RankError: after round 1, rank 1 must have .*AFL\.lambda\.\d.* of rank 0, found others",
+    "state": r"RankError: after round 1, rank 1 must have .*AFL\.lam\.\d.* of rank 0, found others",
     "between": r"RankError: Misbehaves changes 'temperature' of the module between the clients of a round",
     "raise": r"OSError: the disk is full",
     "kill": r"RankError: rank 0 of 2 waits for rank 1, which has ended|Signal 9 \(SIGKILL\)",

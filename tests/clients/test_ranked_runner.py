@@ -5,11 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import lightning as L
-import pytest
 from test_column_rows import Network, Ranks
 
 from fl_lightning.clients.ranks.ranked_runner import RankedRunner
-from fl_lightning.core.errors import RankError
 
 SIZES = (9, 2, 5, 7, 1, 4)
 
@@ -21,7 +19,7 @@ class Unasked(Ranks):
         return iter(places)
 
 
-def on_ranks(work, doubts=(None, None, None), handed=None):
+def on_ranks(work, handed=None):
     """What each of three ranks returns or raises; with ``handed``, client rules keep state in columns."""
     network = Network(3)
 
@@ -29,7 +27,7 @@ def on_ranks(work, doubts=(None, None, None), handed=None):
         clients = SimpleNamespace(
             module=L.LightningModule(), trainer=SimpleNamespace(callbacks=[]), plans=object(),
             planned_cost=lambda task: task.cost,
-            check_plans=lambda: doubts[rank], batches=SimpleNamespace(loaders=SimpleNamespace(sizes=SIZES)),
+            batches=SimpleNamespace(loaders=SimpleNamespace(sizes=SIZES)),
         )  # fmt: skip
         state = None if handed is None else SimpleNamespace(hand_out=handed.append)
         try:
@@ -60,13 +58,6 @@ def test_an_error_in_one_rank_is_one_in_all():
 
     found = on_ranks(lambda runner: runner.losses((0, 3, 5), measure))
     assert [(type(error), str(error)) for error in found] == [(ValueError, "no loss")] * 3
-
-
-def test_what_one_rank_doubts_ends_the_fit_in_all():
-    for error in on_ranks(lambda runner: runner.end_round(), (None, "two steps differ", None)):
-        with pytest.raises(RankError, match="rank 1 cannot trust its planned steps, because two steps differ"):
-            raise error
-    assert on_ranks(lambda runner: runner.end_round()) == [None] * 3
 
 
 def test_state_goes_to_whoever_trains_its_client_even_without_a_step():

@@ -90,9 +90,7 @@ def test_another_number_of_processes_goes_on_from_a_checkpoint(tmp_path, before,
     case = "SCAFFOLD with FedLF"
     (forked if before == 2 and after == 1 else session)(tmp_path, before, "save", case)
     files = [path.name for path in folder_of(tmp_path).iterdir() if ".ckpt" in path.name]
-    names = sorted(name.partition(".columns-")[0] for name in files)
-    copies = ["after-2.ckpt", "round-1.ckpt", "same.ckpt"]
-    assert names == (sorted(copies * 2) if before > 1 else copies), "folders of older checkpoints are gone"
+    assert sorted(files) == ["after-2.ckpt", "round-1.ckpt", "same.ckpt"]
     session(tmp_path, after, "resume", case)
     resumed = results(tmp_path)
     _, *whole = rank_session.trained(case, 1, rounds=4)

@@ -224,7 +224,7 @@ def test_non_persistent_buffers_follow_the_policy(policy, cache, place):
     assert int(module.place) == place
     assert module.grows is grows, "another shape: a cache"
     assert torch.equal(module.still.weight, still)
-    assert all("still.weight" not in report.aside for report in found), "what does not change is not sent"
+    assert all("still.weight" not in report.values for report in found), "what does not change is not sent"
 
 
 def test_a_client_that_leaves_a_tensor_alone_counts_with_the_global_value():

@@ -54,8 +54,8 @@ def compared(tmp_path_factory):
 
 
 def values(compared, method, metric="test_loss"):
-    (fitted,) = [fitted for run, fitted in compared.results.items() if run.method == method]
-    return fitted.record.last_values("test").values[metric]
+    (record,) = [record for run, record in compared.results.items() if run.method == method]
+    return record.last_values("test").values[metric]
 
 
 def trained(indices):
@@ -92,9 +92,10 @@ def test_local_only_is_plain_training_on_each_clients_data(compared):
 
 
 def test_records_of_the_bounds_have_the_clients_of_the_methods(compared):
-    records = {run.method: fitted.record for run, fitted in compared.results.items()}
+    records = {run.method: record for run, record in compared.results.items()}
     for method in (LOCAL, POOLED):
         assert records[method].client_names == records["FedAvg"].client_names
         assert records[method].client_sizes == records["FedAvg"].client_sizes
         assert records[method].last_values("test").client_ids == (0, 1, 2)
         assert [values.round for values in records[method].evaluations if values.stage == "val"] == [1, 2, 3]
+        assert records[method].rounds.round == (0, 1, 2)

@@ -119,7 +119,7 @@ def test_a_file_without_a_learning_rate_is_refused(project, capsys):
 @pytest.mark.parametrize(
     ("options", "methods", "words"),
     [
-        ([], ["FedAv"], "there is no method 'FedAv': did you mean FedAvg? there are AAggFF, AFL, "),
+        ([], ["FedAv"], "there is no method 'FedAv': did you mean 'FedAvg'? there are AAggFF, AFL, "),
         ([], ["FedAvg", "FedAvg"], "--methods must name each method once, found FedAvg FedAvg"),
         (["--trainer.strategy=auto"], ["FedAvg"], "trainer.strategy must be federated or a class_path"),
         (["--trainer.devices=2"], ["FedAvg"], "devices and num_nodes of the trainer must be 1, because a run is"),
@@ -146,10 +146,13 @@ def test_options_out_of_range_and_unknown_ones_stop_the_command(project, capsys,
     assert options[0].lstrip("-").partition(".")[0] in capsys.readouterr().err
 
 
-def test_a_method_that_trains_nothing_locally_leaves_local_epochs_out(project, capsys):
-    options = ["--trainer.strategy.init_args.local_epochs=2", "--seeds", "1", "--bounds", "none"]
-    assert main(command(*options, methods=["FedAvg", "FedMDFG"])) == 0
-    assert "trains nothing locally: local_epochs of the project do not count for it" in capsys.readouterr().err
+def test_a_method_that_trains_nothing_locally_does_not_fit_local_epochs(project, capsys):
+    options = ["--trainer.strategy.init_args.local_epochs=2"]
+    assert main(command(*options, methods=["FedAvg", "FedMDFG"])) == 2
+    said = capsys.readouterr().err
+    assert (
+        "compare: FedMDFG does not fit the project's strategy: FedMDFG trains nothing locally: leave local_ep" in said
+    )
 
 
 def test_ctrl_c_stops_and_the_same_command_goes_on(project, capsys, monkeypatch):
@@ -216,3 +219,4 @@ def test_killed_and_given_again_it_gives_the_table_of_an_uninterrupted_one(proje
     again = watched.rounds(project)[before:]
     assert again[: 2 * len(rates)].count("FedAvgx3 0.1 1 2") == 1  # it waited there
     assert not {"FedAvgx3 0.1 1 0", "FedAvgx3 0.1 1 1", "FedLFx3 0.1 1 0", "FedAvgx3 0.1 0 0"} & set(again)
+    assert not list((project / "comparison" / "checkpoints").iterdir())

@@ -16,6 +16,7 @@ from support import Blobs, Classifier, federated_blobs
 from watched import Watched
 
 import fl_lightning as fl
+from fl_lightning.comparison import files
 from fl_lightning.comparison.plan import Run
 from fl_lightning.comparison.runner import Runner
 
@@ -76,26 +77,26 @@ def test_several_runs_at_a_time_give_the_table_of_one(tmp_path, diary, capfd):
 
 
 def test_each_division_of_the_data_runs_with_every_seed(tmp_path, diary, capfd):
-    options = {"learning_rates": (0.1,), "seeds": 2, "divisions": 3, "bounds": "both"}
-    found = compared(tmp_path / "three", **options)
-    assert "4 methods x 1 learning rate x 6 repetitions = 24 runs" in capfd.readouterr().err
-    runs = list(csv.DictReader(io.StringIO((tmp_path / "three" / "runs.csv").read_text())))
-    assert len({(row["method"], row["division"], row["seed"]) for row in runs}) == 24
-    # Division 2 is what the data say with a seed that is larger by 2.
-    other = fl.FederatedDataModule(Blobs(train=60), fl.data.Dirichlet(3, 1.0), seed=2)
+    options = {"learning_rates": (0.1,), "seeds": 2, "divisions": 2, "bounds": "both"}
+    found = compared(tmp_path / "two", **options)
+    assert "4 methods x 1 learning rate x 4 repetitions = 16 runs" in capfd.readouterr().err
+    runs = list(csv.DictReader(io.StringIO((tmp_path / "two" / "runs.csv").read_text())))
+    assert len({(row["method"], row["division"], row["seed"]) for row in runs}) == 16
+    # Division 1 is what the data say with a seed that is larger by 1.
+    other = fl.FederatedDataModule(Blobs(train=60), fl.data.Dirichlet(3, 1.0), seed=1)
     alone = fl.compare(
-        Watched, other, METHODS, folder=tmp_path / "one", trainer=TRAINER, learning_rates=(0.1,), seeds=2, bounds="both"
+        Watched, other, METHODS, folder=tmp_path / "one", trainer=TRAINER, learning_rates=(0.1,), seeds=1, bounds="both"
     )
-    for run, fitted in alone.results.items():
-        same = found.results[replace(run, division=2)].record
-        assert same.evaluations == fitted.record.evaluations
-        assert same.client_sizes == fitted.record.client_sizes
+    for run, record in alone.results.items():
+        same = found.results[replace(run, division=1)]
+        assert same.evaluations == record.evaluations
+        assert same.client_sizes == record.client_sizes
     words = " ".join(str(found).split())
-    assert "standard deviation over 3 divisions of the data with 2 seeds each." in words
+    assert "standard deviation over 2 divisions of the data with 2 seeds each." in words
     assert "(Student's t over the divisions)" in words
-    assert "| by division " in found.table
+    assert "| by division |" in words
     compared(tmp_path / "again", jobs=2, **options)
-    assert_same_results(tmp_path / "three", tmp_path / "again")
+    assert_same_results(tmp_path / "two", tmp_path / "again")
 
 
 def test_divisions_by_no_seed_are_refused(tmp_path, diary):
@@ -105,8 +106,7 @@ def test_divisions_by_no_seed_are_refused(tmp_path, diary):
         fl.compare(Watched, given, METHODS, folder=tmp_path, trainer=TRAINER, divisions=2)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_fewer_seeds_pick_than_are_reported_also_after_an_interruption(tmp_path, diary, monkeypatch, capfd, jobs):
+def test_fewer_seeds_pick_than_are_reported_also_after_an_interruption(tmp_path, diary, monkeypatch, capfd):
     options = {"seeds": 3, "tuning_seeds": 1, "bounds": "pooled"}
     whole = compared(tmp_path / "whole", **options)
     assert whole.plan.picking == ((0, 0),)
@@ -121,12 +121,12 @@ def test_fewer_seeds_pick_than_are_reported_also_after_an_interruption(tmp_path,
 
     kept, end = [], Runner.carry_out
 
-    def stopped(runner, run, tell):
+    def stopped(runner, run):
         if len(kept) in (3, 7):  # among the runs to pick from, and among the others
             kept.append(None)
             raise KeyboardInterrupt
         kept.append(run)
-        end(runner, run, tell)
+        end(runner, run)
 
     monkeypatch.setattr(Runner, "carry_out", stopped)
     for _ in range(2):
@@ -135,7 +135,7 @@ def test_fewer_seeds_pick_than_are_reported_also_after_an_interruption(tmp_path,
     monkeypatch.undo()
     monkeypatch.setenv(watched.DIARY, str(diary))
     capfd.readouterr()
-    resumed = compared(tmp_path / "parts", **options, jobs=jobs)
+    resumed = compared(tmp_path / "parts", **options, jobs=2)
     assert "12 runs, of which 6 are finished" in capfd.readouterr().err
     assert_same_results(tmp_path / "parts", tmp_path / "whole")
     assert set(resumed.results) == expected
@@ -154,29 +154,6 @@ def test_finished_runs_are_kept_and_new_ones_added(tmp_path, diary):
     assert {line.split()[0] for line in added} == {"FedLFx3"}
     assert len(added) == 1 + 2 * 2  # a timed round, and two rounds with each learning rate
     assert more.results.items() >= first.results.items()
-
-
-def test_an_interrupted_run_goes_on_from_its_newest_checkpoint(tmp_path, diary, monkeypatch):
-    whole = compared(tmp_path / "whole", seeds=1, learning_rates=[0.1], trainer=partial(TRAINER, max_epochs=4))
-    (diary / "rounds").unlink()
-    end = Watched.on_train_epoch_start
-
-    def interrupted(module):
-        if module.trainer.current_epoch == 2:
-            raise KeyboardInterrupt
-        end(module)
-
-    monkeypatch.setattr(Watched, "on_train_epoch_start", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        compared(tmp_path / "parts", seeds=1, learning_rates=[0.1], trainer=partial(TRAINER, max_epochs=4))
-    monkeypatch.undo()
-    monkeypatch.setenv(watched.DIARY, str(diary))
-    resumed = compared(tmp_path / "parts", seeds=1, learning_rates=[0.1], trainer=partial(TRAINER, max_epochs=4))
-    rounds = [line for line in watched.rounds(diary) if line.startswith("FedAvgx3")]
-    assert rounds == [f"FedAvgx3 0.1 0 {index}" for index in (0, 0, 1, 2, 3)]  # the timed one, and each one once
-    assert_same_results(tmp_path / "parts", tmp_path / "whole")
-    assert len(resumed.results) == len(whole.results)
-    assert not list((tmp_path / "parts" / "checkpoints").iterdir())
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -216,13 +193,11 @@ def test_a_folder_of_another_configuration_is_refused_by_name(tmp_path, diary):
 
 
 def test_a_folder_in_use_is_refused(tmp_path, monkeypatch):
-    from fl_lightning.comparison import folder
-
-    monkeypatch.setattr(folder, "_PATIENCE", 0.2)
+    monkeypatch.setattr(files, "_PATIENCE", 0.2)
     with (
-        folder.Folder(tmp_path).owned(),
+        files.owned(tmp_path),
         pytest.raises(RuntimeError, match="another comparison is at work"),
-        folder.Folder(tmp_path).owned(),
+        files.owned(tmp_path),
     ):
         pass
 
@@ -252,7 +227,9 @@ def test_arguments_that_cannot_be_right_are_refused(tmp_path):
         ({"strategies": {"FedLF": "FedLF"}}, TypeError, "must be a FederatedStrategy, or a server rule such as"),
         ({"learning_rates": [0.1, 0.1]}, ValueError, "learning_rates must hold one or more different values"),
         ({"seeds": []}, ValueError, "seeds must hold one or more different values"),
-        ({"jobs": 0}, ValueError, "jobs of compare must be a positive integer, found 0"),
+        ({"seeds": 2**60}, ValueError, "seeds must be at most 1,000 seeds, found 1,152,921,504,606,846,976: a list"),
+        ({"jobs": 0}, ValueError, "jobs of compare must be an integer from 1 to 1000, found 0"),
+        ({"divisions": 2**60}, ValueError, "divisions of compare must be an integer from 1 to 1000"),
     ):
         with pytest.raises(error, match=words):
             fl.compare(**{**good, **changes})
@@ -289,11 +266,11 @@ def test_the_values_at_the_end_count_where_validation_is_rare(tmp_path, diary):
     often = compared(
         tmp_path / "often", {"FedAvg": fl.algorithms.FedAvg()}, trainer=partial(TRAINER, max_epochs=3), seeds=1
     )
-    for run, fitted in rare.results.items():
-        assert [v.round for v in fitted.record.evaluations if v.stage == "val"] == [2, 3]
-        other = often.results[run].record
-        assert fitted.record.last_values("val").values == other.last_values("val").values
-        for series, expected in zip(fitted.record.metrics, other.metrics, strict=True):  # what the report shows
+    for run, record in rare.results.items():
+        assert [v.round for v in record.evaluations if v.stage == "val"] == [2, 3]
+        other = often.results[run]
+        assert record.last_values("val").values == other.last_values("val").values
+        for series, expected in zip(record.metrics, other.metrics, strict=True):  # what the report shows
             assert series.rounds == ((2, 3) if series.stage == "val" else (3,))
             assert {name: v[-1] for name, v in series.summaries.items()} == {
                 name: v[-1] for name, v in expected.summaries.items()
@@ -307,7 +284,7 @@ def test_strategies_with_a_partition_divide_plain_data(tmp_path, diary):
     }
     found = fl.compare(Watched, Blobs(train=60), methods, trainer=TRAINER, folder=tmp_path, seeds=2, bounds="local")
     expected = fl.FederatedDataModule(Blobs(train=60), fl.data.IID(3), seed=7).client_sizes.tolist()
-    assert {fitted.record.client_sizes for fitted in found.results.values()} == {tuple(expected)}
+    assert {record.client_sizes for record in found.results.values()} == {tuple(expected)}
     with pytest.raises(ValueError, match="data must be a FederatedDataModule, or a function that makes one, where"):
         fl.compare(Watched, Blobs(train=60), METHODS, trainer=TRAINER, folder=tmp_path / "other")
 

@@ -6,7 +6,7 @@ import io
 from dataclasses import replace
 
 import pytest
-from made_records import ACCURACY, fitted
+from made_records import ACCURACY, record, results_of
 
 from fl_lightning.comparison import Comparison
 from fl_lightning.comparison.plan import Plan, Run
@@ -21,10 +21,10 @@ def made(plan=PLAN, failures=None, names=("Aalborg", "Braga", "Cluj", "Dundee"),
         start = base.get(run.method, 0.5) + 0.01 * run.seed - (0.2 if run.learning_rate == 0.01 else 0.0)
         values = (start, start + 0.1, start + 0.06, start - (0.3 if run.method == "FedAvg" else 0.1))
         conflicts = (2, 1, 0) if run.method == "FedAvg" else (0, 0, 0)
-        one = fitted({"val_acc": values, "test_acc": values}, conflicts=conflicts, names=names, seconds=12.34)
+        one = record({"val_acc": values, "test_acc": values}, conflicts=conflicts, names=names, seconds=12.34)
         if run not in (failures or {}):
             results[run] = one
-    return Comparison(plan, results, failures or {}, measure)
+    return Comparison(plan, results_of(results), failures or {}, measure)
 
 
 TABLE = """\
@@ -95,12 +95,12 @@ def test_failed_runs_and_methods_are_named():
 
 
 def test_it_says_so_where_rows_are_not_of_the_same_clients():
-    found = made(Plan(("FedAvg", "FedPer"), (None,), (0, 1)))
+    found = made(Plan(("FedAvg", "FedPer"), (0.1,), (0, 1)))
     assert [row.without_value for row in found.rows] == [0, 0]
     results = dict(found.results)
     for method, values in (("FedPer", (0.9, None, 0.9, None)), ("FedAvg", (0.5, 0.5, 0.5, None))):
-        results[Run(method, None, 1)] = fitted({"test_acc": values})
-    found = Comparison(found.plan, results, {}, ACCURACY)
+        results[Run(method, 0.1, 1)] = record({"test_acc": values})
+    found = Comparison(found.plan, results_of(results), {}, ACCURACY)
     assert [row.without_value for row in found.rows] == [1, 2]
     words = " ".join(str(found).split())
     assert "FedAvg leaves out 1 client that other rows count, in one run or more: a client that never trained" in words
@@ -124,7 +124,7 @@ def test_csv_files_have_a_row_per_run_and_per_client(tmp_path):
     assert (failed["status"], failed["error"], failed["mean"]) == ("failed", "ValueError: no luck", "")
     good = by_run["FedAvg", 0.1, 1]
     assert float(good["mean"]) == pytest.approx((0.71 + 0.81 + 0.77 + 0.41) / 4)
-    assert (good["worst_client"], good["picked"], float(good["conflicts"])) == ("Dundee", "1", 1.0)
+    assert (good["worst_client"], good["picked"], float(good["conflicts"])) == ("Dundee", "1", 0.25)
     assert by_run["FedAvg", 0.01, 1]["picked"] == "0"
     assert by_run["pooled", 0.1, 0]["conflicts"] == ""
     clients = list(csv.DictReader(io.StringIO((tmp_path / "clients.csv").read_text())))
@@ -136,6 +136,6 @@ def test_csv_files_have_a_row_per_run_and_per_client(tmp_path):
 
 def test_runs_of_other_clients_are_refused():
     plan = Plan(("FedAvg",), (0.1,), (0, 1))
-    results = {**made(plan).results, Run("FedAvg", 0.1, 1): fitted({"test_acc": (1.0,)}, names=("Aalborg",))}
+    results = {**made(plan).results, Run("FedAvg", 0.1, 1): record({"test_acc": (1.0,)}, names=("Aalborg",))}
     with pytest.raises(ValueError, match=r"found others in \(FedAvg, lr 0.1, seed 1\) than in \(FedAvg, lr 0.1, "):
         Comparison(plan, results, {}, ACCURACY)

@@ -94,7 +94,7 @@ def names(directory):
 
 
 def test_models_in_files(tmp_path):
-    files = ClientFiles(tmp_path, keep_checkpoints=2)
+    files = ClientFiles(tmp_path)
     files.keep(0, snapshot(1), when=1)
     files.keep(0, snapshot(2), when=2)  # nothing refers to round 1
     assert names(tmp_path) == ["0:2"]
@@ -139,7 +139,7 @@ def test_buffers_of_another_fit_are_noticed(tmp_path):
 
 
 def test_the_same_state_saved_again_costs_no_older_one(tmp_path):
-    files = ClientFiles(tmp_path, keep_checkpoints=2)
+    files = ClientFiles(tmp_path)
     files.keep(0, snapshot(1), when=1)
     first = files.state_dict()
     files.keep(0, snapshot(2), when=2)
@@ -159,17 +159,6 @@ def test_the_checkpoint_that_was_resumed_from_stays_usable(tmp_path):
     again = ClientFiles(tmp_path)
     again.load_state_dict(state)
     assert torch.equal(again.get(0).params, snapshot(1).params)
-
-
-def test_all_files_stay_if_asked_for(tmp_path):
-    files = ClientFiles(tmp_path, keep_checkpoints=None)
-    states = []
-    for when in range(5):
-        files.keep(2, snapshot(when), when)
-        states.append(files.state_dict())
-    for when, state in enumerate(states):
-        files.load_state_dict(state)
-        assert files.get(2).params[0] == when
 
 
 def test_bfloat16_models_in_files(tmp_path):

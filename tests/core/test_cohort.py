@@ -5,6 +5,7 @@ import inspect
 import numpy as np
 import pytest
 import torch
+from remote_device import RemoteDevice
 
 import fl_lightning as fl
 from fl_lightning.algorithms import ServerRule
@@ -41,6 +42,21 @@ def test_vectors_become_float64():
     assert made.known_losses is made.losses
     learned = torch.ones(4, requires_grad=True)
     assert not cohort(losses=learned).losses.requires_grad
+
+
+def test_losses_and_sizes_lie_on_the_cpu():
+    device = RemoteDevice()
+    with device:
+        rows, numbers = device.put(torch.zeros(2, 3)), device.put(torch.tensor([1, 2]))
+        cohort = fl.Cohort(
+            device.put(torch.zeros(3)), UpdateMatrix(rows, ParamLayout.from_sizes([3])), numbers, [3, 4], (0, 1), 0,
+            extras={"accuracy": [0.5, 1.0]},
+        )  # fmt: skip
+        assert cohort.losses.is_cpu
+        assert cohort.sizes.is_cpu
+        assert cohort.extras["accuracy"].device == rows.device
+    assert cohort.losses.tolist() == [1.0, 2.0]
+    assert device.reads == ["aten._to_copy.default"]
 
 
 def test_ids_of_any_integer_type_become_ints():

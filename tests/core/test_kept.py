@@ -38,9 +38,9 @@ class Method(Base):
     max_history, planned_rows, history_device = 2, 5, None
     model_device, max_models, part = None, 4, 0
 
-    def __init__(self, directory=None, keep_checkpoints=2):
+    def __init__(self, directory=None):
         super().__init__()
-        self.directory, self.keep_checkpoints = directory, keep_checkpoints
+        self.directory = directory
 
 
 def snapshot(value):
@@ -170,7 +170,7 @@ def test_columns_places_and_bytes(tmp_path):
     assert kept.columns(rule) == ("c", "mean", "c_i", "history.rows")
     assert kept.placement(Base()) == {"control_device"}
     assert kept.placement(rule, Base()) == {
-        "control_device", "directory", "keep_checkpoints", "model_device", "history_device",
+        "control_device", "directory", "model_device", "history_device",
     }  # fmt: skip
     extent = Extent(clients=10, cohort=3, columns=4, layers=2, model=100, dtype=torch.bfloat16)
     planned = {"c": 8, "mean": 16, "c_i": 80, "own": 1300, "last": 700, "history": 5 * 4 * 2 + 2 * 25 * 8}
@@ -189,11 +189,11 @@ def test_devices_are_the_rules_own():
 
 
 def test_bounded_files_and_memory(tmp_path):
-    bounded = Method(str(tmp_path), keep_checkpoints=1)
-    for when in (1, 2):
+    bounded = Method(str(tmp_path))
+    for when in (1, 2, 3):
         kept.keep(bounded, 3, {"own": vars(snapshot(when)), "last": vars(snapshot(when))}, when)
         kept.state(bounded)
-    assert [path.stem for path in tmp_path.rglob("*.pt")] == ["round-000002"]
+    assert [path.stem for path in sorted(tmp_path.rglob("*.pt"))] == ["round-000002", "round-000003"]
     for client in range(6):
         kept.keep(bounded, client, {"last": vars(snapshot(client))}, 3)
     assert list(bounded.last) == [2, 3, 4, 5]

@@ -5,7 +5,7 @@ import lightning as L
 import pytest
 import torch
 from by_hand import own_loader, wired
-from support import Classifier, federated_blobs, fit, fresh, reload, weights
+from support import Adapted, Classifier, federated_blobs, fit, fresh, reload, weights
 
 import fl_lightning as fl
 from fl_lightning.algorithms import SCAFFOLD, Ditto, FedAvg, FedLF, FedMDFG
@@ -163,6 +163,15 @@ def test_the_server_computes_in_the_clients_numbers(precision):
         one_round(server, clients)
     server.finish()
     assert torch.equal(weights(server.module), weights(inside.module))
+
+
+def test_adapters_of_another_rank_are_refused_with_a_sentence():
+    server = fl.FederatedServer(Adapted(2), 4)
+    for rank, refused in ((2, False), (3, True)):
+        found = fl.FederatedClient(Adapted(rank), Own(1), 1, 4).introduction()
+        words = server.refusal(found) or ""
+        assert ("net.0.lora_A.default.weight [2, 12] became" in words) == refused
+        assert ("adapters: the mean of factors needs one rank and the same adapted layers" in words) == refused
 
 
 def test_clients_that_do_not_fit_are_refused():

@@ -20,7 +20,7 @@ ROUNDS, DEATH = 5, 3
 def fit_in_files(folder: Path, own: str, ckpt_path: Path | None = None):
     """A fit that saves after every round; its personal models live in ``folder / own``."""
     module = fresh(Classifier, seed=0 if ckpt_path is None else 9, norm=True, momentum=0.5, dropout=0.2)
-    rule = fl.algorithms.Ditto(directory=str(folder / own), keep_checkpoints=1)
+    rule = fl.algorithms.Ditto(directory=str(folder / own))
     strategy = fl.FederatedStrategy(rule, clients_per_round=4, seed=2)
     saver = ModelCheckpoint(folder / "checkpoints", save_top_k=-1)
     options = {"callbacks": [saver], "enable_checkpointing": True}

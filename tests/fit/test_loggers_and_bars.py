@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressB
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from plain_loop import evaluate
 from resuming import ALGORITHMS
-from support import Classifier, federated_blobs, fit, fresh, quiet_trainer
+from support import Adapted, Classifier, federated_blobs, fit, fresh, quiet_trainer
 
 import fl_lightning as fl
 from fl_lightning import guards
@@ -22,9 +22,9 @@ from fl_lightning import guards
 TABLE = Path(__file__).parents[2] / "docs" / "logged_names.md"
 
 
-def fit_logging(rounds=3, norm=False, **options):
+def fit_logging(rounds=3, norm=False, kind=Classifier, **options):
     """A fit of a module that logs its loss."""
-    return fit(fresh(log=True, norm=norm), rounds, **options)
+    return fit(fresh(kind, log=True, norm=norm), rounds, **options)
 
 
 def csv_rows(logger):
@@ -174,7 +174,7 @@ def test_the_documented_table_is_what_is_logged(tmp_path):
     private = fl.algorithms.DifferentialPrivacy(clip=1.0, noise_multiplier=2.0)
     noisy = {"client": private, "algorithm": fl.algorithms.FedAvg("uniform")}
     always = {"sampler": fl.data.UniformSampler(always=(0,)), "clients_per_round": 5}
-    for version, options in {"guards": defended | always, "private": noisy}.items():
+    for version, options in {"guards": defended | always, "private": noisy, "adapters": {"kind": Adapted}}.items():
         logger = CSVLogger(tmp_path, version=version)
         trainer = fit_logging(1, logger=logger, **options).trainer
         names |= {name for row in csv_rows(logger) for name in row} | set(trainer.callback_metrics)

@@ -8,6 +8,7 @@ import math
 import signal
 import warnings
 
+import lightning as L
 import pytest
 import torch
 from cases import in_turn
@@ -244,7 +245,7 @@ def test_a_round_of_failures_in_the_middle_does_not_stop_the_fit():
     strategy = fl.FederatedStrategy(clients_per_round=2, on_client_error="drop")
     flags = []
 
-    class Watch(fl.callbacks.ConflictMonitor):
+    class Watch(L.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
             flags.append((strategy.last_round.round, strategy.last_round.flagged, len(strategy.last_round.client_ids)))
 
@@ -302,7 +303,7 @@ def test_availability_and_drop_out_change_with_the_rounds():
     strategy = fl.FederatedStrategy(sampler=AvailabilitySampler(0.6, drop_out=0.3), clients_per_round=4, seed=1)
     seen = []
 
-    class Watch(fl.callbacks.ConflictMonitor):
+    class Watch(L.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
             record = strategy.last_round
             seen.append((record.client_ids, tuple(record.dropped)))

@@ -45,9 +45,7 @@ def made(method=Looks, module=None, **options):
 def introduced(server, steps=(4, 0, 7, 7), sizes=(10, 20, 30, 40)):
     for client, (number, size) in enumerate(zip(steps, sizes, strict=True)):
         description = server.fit_description.state_dict()
-        server.register(
-            fl.ClientIntroduction(client, f"ward {client}", size, number, description, server._introductions._frozen)
-        )
+        server.register(fl.ClientIntroduction(client, f"ward {client}", size, number, description, server._frozen))
     return server
 
 
@@ -132,9 +130,7 @@ def test_sizes_follow_what_clients_say_now():
     assert server.client_sizes.tolist() == [10, 20, 1000, 40]
     assert server.algorithm.seen[-1][2] == 1070
     partly = made()
-    partly.register(
-        fl.ClientIntroduction(0, "a", 10, 1, partly.fit_description.state_dict(), partly._introductions._frozen)
-    )
+    partly.register(fl.ClientIntroduction(0, "a", 10, 1, partly.fit_description.state_dict(), partly._frozen))
     partly.close_round(answered(partly))
     assert partly.client_sizes.tolist() == [10, 0, 0, 0]
     assert partly.algorithm.seen == [((0, 1, 2, 3), [10.0, 20.0, 30.0, 40.0], None)]
@@ -157,7 +153,7 @@ REFUSED = {
 def test_who_computes_something_else_is_refused(name):
     (other, changed), server = REFUSED[name], made(QFedAvg)
     description = {**other().fit_description.state_dict(), **changed}
-    frozen = "others" if name == "frozen" else server._introductions._frozen
+    frozen = "others" if name == "frozen" else server._frozen
     told = fl.ClientIntroduction(4 if name == "id" else 3, "x", 10, 1, description, frozen)
     words = {"settings": "seed: 5 became 6", "arguments": "q=2.0", "id": "from 0 to 3, found 4"}.get(name, name)
     assert words in server.refusal(told)
@@ -251,8 +247,8 @@ def test_a_restart_remembers_everything(method):
         assert record.client_names == ("ward 0", "ward 1", "ward 2", "ward 3")
         assert (record.skipped_rounds, record.local_steps) == (1, 2 + 3 + 4 + 1 + 3 + 4 + 1 + 2 + 4 + 10)
     assert torch.equal(state["params"], saved["params"]), "a state is a copy"
-    trained = again._binding.layout.views(saved["params"])
-    named = dict(zip(again._binding.layout.names, trained, strict=True))
+    trained = again._model.binding.layout.views(saved["params"])
+    named = dict(zip(again._model.binding.layout.names, trained, strict=True))
     same = all(torch.equal(saved["state_dict"][name], value) for name, value in named.items())
     assert same == (method is Looks), "the module is to be evaluated"
     assert server.evaluates_params == (method is Looks)

@@ -3,6 +3,7 @@
 
 import math
 
+import lightning as L
 import pytest
 import torch
 from support import Classifier, Manual, federated_blobs, fit, fresh, on_path, quiet_trainer
@@ -53,11 +54,10 @@ class Witness(ServerRule):
         return step
 
 
-class Watch(fl.callbacks.ConflictMonitor):
+class Watch(L.Callback):
     """Collects the records and the numbers that loggers and callbacks can see."""
 
     def __init__(self):
-        super().__init__()
         self.records, self.metrics = [], []
 
     def on_train_epoch_end(self, trainer, pl_module):

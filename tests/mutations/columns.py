@@ -9,12 +9,12 @@ RANKS = "tests/clients/test_ranks.py"
 
 columns = In(
     "fl_lightning/core/columns.py",
-    f"tests/core/test_column_files.py {SHARES} -k '(same_bits and (FedLF-needed or FedHEAL or FedMDFG)) "
+    f"tests/core/test_column_parts.py {SHARES} -k '(same_bits and (FedLF-needed or FedHEAL or FedMDFG)) "
     "or where_slices or wrong or travel or any_number'",
 )
 rows = In("fl_lightning/clients/ranks/column_rows.py", ROWS)
 state = In("fl_lightning/clients/ranks/column_state.py", "tests/clients/test_column_state.py")
-files = In("fl_lightning/core/storage/column_files.py", "tests/core/test_column_files.py")
+files = In("fl_lightning/core/storage/column_parts.py", "tests/core/test_column_parts.py")
 ranked = In("fl_lightning/clients/ranks/ranked_runner.py", f"{RANKS} -k 'bits_of_one and 2'")
 together = In("fl_lightning/clients/ranks/ranked_runner.py", "tests/clients/test_ranked_runner.py")
 asked = In(
@@ -142,32 +142,13 @@ MUTATIONS = [
         "torch.stack(joined).view(shape)",
         "torch.stack(joined, 1).reshape(shape)",
     ),
-    files("a file's columns are counted from the front", "min(end, last) - first]", "min(end, last)]"),
-    files(
-        "a file of which only a part is wanted is read from its beginning", "max(begin, first) - first : min", "0 : min"
-    ),
-    files("a share without columns finds no file", "if holds or first <= begin == end <= last != first:", "if holds:"),
-    files("missing files are found out later", "if not path.exists()]", "if False]"),
-    files("empty shares have files", 'pairwise(section["borders"]) if end > begin]', 'pairwise(section["borders"])]'),
     files("the state of one process is marked", "if len(columns.spans) == 1:\n", "if False:\n"),
+    files("every process gets what lies in columns", "if first and joined", "if joined"),
     files("nested names are not looked for", 'head, _, rest = name.partition(".")', 'head, rest = name, ""'),
     files(
         "a state of the whole is not divided",
         "columns.part(value) if value.shape[-1] == columns.total else value",
         "value",
-    ),
-    files("a share's file holds whole rows", ".cpu().clone(memory_format=torch.contiguous_format)", ".cpu()"),
-    files(
-        "damaged files are not looked for",
-        "        for path in self.files:\n            read_whole",
-        "        for path in ():\n            read_whole",
-    ),
-    files("files that a checkpoint needs are deleted", "[2] not in keep:", "[2] in keep:"),
-    files("letters of a name are a pattern", 'f"[{letter}]" if letter in "*?[" else letter', "letter"),
-    files(
-        "files are copied under their old name",
-        "_folder(other, token) / path.name",
-        "_folder(checkpoint, token) / path.name",
     ),
     ranked(
         "clients come back in another order",
@@ -208,11 +189,6 @@ MUTATIONS = [
     ),
     together(
         "an error of another rank is lost", "            if wrong is not None:\n                raise wrong\n", ""
-    ),
-    together(
-        "each rank sees the doubts of its own plans alone",
-        "enumerate(self._ranks.gather(self._clients.check_plans()))",
-        "enumerate([self._clients.check_plans()])",
     ),
     asked(
         "requests to stop are not followed between clients", "ranks.follow_requests(between_clients=bool(left))", "pass"

@@ -15,120 +15,95 @@ saved = In(
     f"{COUNTS} tests/federation/test_federated_server.py -k 'test_server_counts or guards'",
 )
 again = In("fl_lightning/fit/server.py", "tests/federation/test_federated_server.py -k goes_on")
+model = In(
+    "fl_lightning/federation/served_model.py",
+    f"{COUNTS} tests/federation/test_federated_server.py -k 'test_server_counts or guards or goes_on'",
+)
+counting = In(
+    "fl_lightning/federation/registered_clients.py", f"{COUNTS} tests/federation/test_door.py -k test_server_counts"
+)
 closing = In(
     "fl_lightning/federation/closing.py",
     f"{COUNTS} {DOOR} -k 'test_server_counts or breaks_the_method or broken or no_loss'",
 )
 
 MUTATIONS = [
-    server("the sampler's seed is that of the fit", 'derive_seed(options.seed, "sampler")', "options.seed"),
+    saved("the sampler's seed is that of the fit", 'derive_seed(self._options.seed, "sampler")', "self._options.seed"),
     server(
         "who drops out is asked to train",
-        "for client in self._cohort if client not in self._drop_outs)",
-        "for client in self._cohort)",
+        "map(int, selection.client_ids) if client not in selection.drop_outs)",
+        "map(int, selection.client_ids))",
     ),
-    server(
-        "nobody hears which visit counted",
-        "self._binding.theta, self.counted.get(client_id),",
-        "self._binding.theta, None,",
-    ),
+    server("nobody hears which visit counted", "self.counted.get(client), self", "None, self"),
     server(
         "clients hear the last round in place of that which counted",
-        "self._binding.theta, self.counted.get(client_id),",
-        "self._binding.theta, self.round - 1 if self.counted else None,",
-    ),
-    server(
-        "evaluations do not hear which visit counted",
-        "self.counted.get(client_id), self._bank.global_values(), module=",
-        "None, self._bank.global_values(), module=",
+        "self.counted.get(client), self",
+        "self.round - 1 if self.counted else None, self",
     ),
     server(
         "evaluations are of the parameters in training",
-        "self.round, self.evaluated_params, kept",
-        "self.round, self._binding.theta, kept",
+        "self._told(client_id, self.evaluated_params)",
+        "self._told(client_id, self._model.params)",
     ),
-    server(
-        "an evaluation is of the round before",
-        "return ServerMessage(\n            self.round,",
-        "return ServerMessage(\n            max(self.round - 1, 0),",
-    ),
+    server("an evaluation is of the round before", "self.client_rule, self.round,", "self.client_rule, 0,"),
     server(
         "a round may be closed that nobody has opened",
-        "        if self._cohort is None:\n            raise",
+        "        if self._selection is None:\n            raise",
         "        if False:\n            raise",
     ),
     server("answers of others are taken", "        if others:\n", "        if False:\n"),
-    server("silent clients count as having trained", "why.keys() - set(silent))", "why.keys())"),
-    server(
+    closing("silent clients count as having trained", "why.keys() - set(silent))", "why.keys())"),
+    closing(
         "who answered something unusable does not count as having trained",
-        "came = len(answers.keys() | why.keys() - set(silent))",
-        "came = len(given)",
+        "current.trained = len(answers.keys() | why.keys() - set(silent))",
+        "current.trained = len(given)",
     ),
-    server(
+    closing(
         "who is missing does not count as having trained",
-        "came = len(answers.keys() | why.keys() - set(silent))",
-        "came = len(answers)",
+        "current.trained = len(answers.keys() | why.keys() - set(silent))",
+        "current.trained = len(answers)",
     ),
-    server(
+    closing(
         "all clients of a round count as having trained",
-        "came = len(answers.keys() | why.keys() - set(silent))",
-        "came = len(self._cohort)",
+        "current.trained = len(answers.keys() | why.keys() - set(silent))",
+        "current.trained = len(self.cohort)",
     ),
-    server(
-        "reasons of the transport are lost",
-        "{client: said(words) for client, words in (missing or {}).items()} | misfits",
-        "dict(misfits)",
-    ),
+    closing("reasons of the transport are lost", "why = {**why, **misfits}", "why = dict(misfits)"),
     server("reasons are taken as they are", "{client: said(words) for client", "{client: words for client"),
-    server("odd answers have no reason", "(missing or {}).items()} | misfits", "(missing or {}).items()}"),
-    server(
+    closing("odd answers have no reason", "why = {**why, **misfits}", "why = dict(why)"),
+    closing(
         "who drops out is dropped twice",
-        "if client not in self._drop_outs and client not in given:",
+        "if client not in current.dropped and client not in given:",
         "if client not in given:",
     ),
-    server("who drops out is not in the record", 'dropped=dict.fromkeys(self._drop_outs, "dropped out")', "dropped={}"),
     server(
-        "everybody who was asked counts",
-        "counted = {client: given[client] for client in record.client_ids}",
-        "counted = dict(given)",
+        "who drops out is not in the record",
+        'dropped=dict.fromkeys(self._selection.drop_outs, "dropped out")',
+        "dropped={}",
     ),
-    server(
+    server("everybody who was asked counts", "for client in record.client_ids], self", "for client in given], self"),
+    counting(
         "who counted before is forgotten",
-        "self.counted |= dict.fromkeys(counted, self.round)",
-        "self.counted = dict.fromkeys(counted, self.round)",
+        "            self.counted[client] = index\n",
+        "            self.counted = {client: index}\n",
     ),
-    server(
+    counting(
         "a visit counts as one of the next round",
-        "dict.fromkeys(counted, self.round)",
-        "dict.fromkeys(counted, self.round + 1)",
+        "self.counted[client] = index\n",
+        "self.counted[client] = index + 1\n",
     ),
-    server(
-        "sizes are those of the introduction",
-        "        self._introductions.resize({client: answer.size for client, answer in counted.items()})\n",
-        "",
+    counting(
+        "sizes are those of the introduction", "replace(self._known[client], size=answer.size)", "self._known[client]"
     ),
-    server(
-        "sizes of those that do not count are taken",
-        "answer.size for client, answer in counted.items()})",
-        "getattr(answer, 'size', 0) for client, answer in answers.items()})",
+    counting(
+        "local steps are those of the round", "self._local_steps += answer.steps", "self._local_steps = answer.steps"
     ),
-    server("local steps are those of the round", "self._local_steps += sum(", "self._local_steps = sum("),
-    server(
-        "local steps of everybody count",
-        "sum(answer.steps for answer in counted.values())",
-        "sum(answer.steps for answer in answers.values())",
-    ),
-    server(
-        "learning rates of everybody are averaged",
-        "for answer in counted.values() if answer.client_lr",
-        "for answer in answers.values() if answer.client_lr",
-    ),
-    server(
-        "the learning rate is that of one client", "mean_rate(known) if known else None", "known[0] if known else None"
+    counting(
+        "the learning rate is that of one client", "mean_rate(rates) if rates else None", "rates[0] if rates else None"
     ),
     server(
         "an answer may come twice",
-        "        self._cohort = None\n        self.round += 1\n",
+        "        self._selection = None\n        self.round += 1\n",
         "        self.round += 1\n",
         unseen="an answer of an earlier round is refused by its number",
     ),
@@ -142,16 +117,14 @@ MUTATIONS = [
         'if state.get("version") != VERSION:',
         'if state.get("version") < VERSION:',
     ),
-    server(
-        "parameters are those to evaluate after a restart", '        self._binding.theta.copy_(state["params"])\n', ""
-    ),
-    server(
+    model("parameters are those to evaluate after a restart", '        self.params.copy_(state["params"])\n', ""),
+    model(
         "buffers are lost in a restart",
-        '        self._bank.put(state["buffers"])\n',
+        '        self.buffers.put(state["buffers"])\n',
         "",
         unseen="the module's state holds them, too",
     ),
-    server(
+    model(
         "the module's state is lost in a restart",
         '        self.module.load_state_dict(state["state_dict"])\n',
         "",
@@ -167,7 +140,7 @@ MUTATIONS = [
         '(("algorithm", self._algorithm), ("client_rule", self._rule))',
         '(("algorithm", self._algorithm),)',
     ),
-    saved("guards begin anew", '        self._guards.load_state_dict(states.get("guards", {}), columns)\n', ""),
+    saved("guards begin anew", '        self.guards.load_state_dict(states.get("guards", {}), columns)\n', ""),
     saved(
         "the server optimizer begins anew",
         '            self.optimizer.load_state_dict(states["server_optimizer"])\n',
@@ -175,26 +148,24 @@ MUTATIONS = [
     ),
     saved("failed rounds are forgotten", 'states.get("failed_rounds", 0)', "0"),
     saved("skipped rounds are forgotten", 'states.get("skipped_rounds", 0)', "0"),
-    server("visits that counted are forgotten", 'state["round"], dict(state["counted"])', 'state["round"], {}'),
-    server("the length of a round is forgotten", '        self._steps_per_round = state["steps_per_round"]\n', ""),
-    server("local steps are forgotten", '        self._local_steps = state["local_steps"]\n', ""),
-    server("introductions are forgotten", '        self._introductions.load_state_dict(state["clients"])\n', ""),
+    counting("visits that counted are forgotten", 'dict(state["counted"]), state', "{}, state"),
+    server("the length of a round is forgotten", 'state["round"], state["steps_per_round"]', 'state["round"], None'),
+    counting("local steps are forgotten", 'dict(state["counted"]), state["local_steps"]', 'dict(state["counted"]), 0'),
+    server("introductions are forgotten", "        self._load_clients(state)\n", ""),
     server(
-        "names are forgotten", "        self._server.names = self.client_names\n\n    def module", "\n    def module"
+        "names are forgotten",
+        "time.perf_counter(), self.client_names\n",
+        "time.perf_counter(), self._server.failures.names\n",
     ),
-    server(
-        "a state shares memory with the parameters",
-        '"params": self._binding.theta.clone()',
-        '"params": self._binding.theta',
-    ),
-    server(
+    model("a state shares memory with the parameters", '"params": self.params.clone()', '"params": self.params'),
+    model(
         "a state holds the parameters in training for evaluation",
-        "self._binding.showing(self.evaluated_params.contiguous())",
-        "self._binding.showing(self._binding.theta)",
+        "self.binding.showing(self.evaluated.contiguous())",
+        "self.binding.showing(self.params)",
     ),
-    server(
+    model(
         "the finished module has the parameters in training",
-        "            self._binding.theta.copy_(final)\n",
+        "            self.params.copy_(self.evaluated)\n",
         "            pass\n",
     ),
     server("the method begins with the state of another fit", "        self._server.reset()\n", ""),
@@ -220,12 +191,12 @@ MUTATIONS = [
     ),
     closing(
         "clients are blamed with the others' answers at hand",
-        "self._fill(alone, [client])",
-        "self._fill(alone, [*self.given])",
+        "self._fill(alone, {client: given[client]})",
+        "self._fill(alone, given)",
     ),
     closing(
         "who is blamed is not named",
-        "                self.server.drop(current, client, said(reason))\n",
+        "                self.server.failures.drop(current, client, said(reason))\n",
         "                current.dropped[client] = 'left out'\n",
     ),
     closing("who is left out is filled in again", " and client not in current.dropped:", ":"),
@@ -238,8 +209,8 @@ MUTATIONS = [
     ),
     closing(
         "rows are in the order of the answers",
-        "self.form.upload(self.given[client], place, self.rows)",
-        "self.form.upload(self.given[client], len(current.uploads), self.rows)",
+        "self.form.upload(given[client], place, self.rows)",
+        "self.form.upload(given[client], len(current.uploads), self.rows)",
         unseen="no result depends on where a row lies",
     ),
     closing(

@@ -13,6 +13,7 @@ known = In(
     "fl_lightning/federation/registered_clients.py",
     f"{COUNTS} {DOOR} {CLIENT} -k 'test_server_counts or (introductions and not ends) or length_of_rounds or disagree'",
 )
+ranks = In("fl_lightning/federation/registered_clients.py", f"{SERVER} -k another_rank")
 door = In(
     "fl_lightning/federation/door.py", f"{DOOR} -k 'evaluations or that_are_none or that_is_none or no_message_has'"
 )
@@ -36,6 +37,7 @@ values = In(
 )
 
 MUTATIONS = [
+    ranks("nothing is said of adapters of another rank", '".lora_" in', '".lora_A_" in'),
     away(
         "a client does not take what rounds have left",
         "            kept.apply(change)\n        self._visit.begin()\n",
@@ -118,7 +120,7 @@ MUTATIONS = [
         '        given = said_so.get(client, "no answer")\n',
         "        given = list(said_so.values())[-1 - clients.index(client)]\n",
     ),
-    known("ids count from 1", "found.client_id >= self._num_clients", "found.client_id > self._num_clients"),
+    known("ids count from 1", "found.client_id >= self.num_clients", "found.client_id > self.num_clients"),
     known("other settings are taken", '"layout", "clients", "settings")', '"layout", "clients")'),
     known("other layouts are taken", '"layout", "clients", "settings")', '"clients", "settings")'),
     known("other arguments are taken", '("method", "arguments", ', '("method", '),
@@ -132,7 +134,7 @@ MUTATIONS = [
     known("sizes of unknown clients are missing", "if k in self._known else 0 for k", "for k"),
     known(
         "samples of those that are known count as all",
-        "        if len(self._known) < self._num_clients:\n            return None\n",
+        "        if len(self._known) < self.num_clients:\n            return None\n",
         "",
     ),
     known("samples are those of the introductions", "sum(now.get(client, known.size)", "sum(known.size"),
@@ -153,10 +155,6 @@ MUTATIONS = [
         "sizes of strangers are kept",
         "            if client in self._known:\n                self",
         "            if True:\n                self",
-    ),
-    known("sizes are never what clients say now", "replace(self._known[client], size=size)", "self._known[client]"),
-    known(
-        "nobody is known after a restart", '{entry["client_id"]: ClientIntroduction(**entry) for entry in state}', "{}"
     ),
     door(
         "evaluations of other rounds are taken", "((client_id,), index, stage)", "((client_id,), record.round, stage)"

@@ -22,10 +22,14 @@ prototypes = In("fl_lightning/algorithms/_shared/prototypes.py", PROTOTYPES)
 fa = In("fl_lightning/algorithms/fa.py", "tests/algorithms/test_fa.py")
 mmpf = In("fl_lightning/algorithms/mmpf.py", "tests/algorithms/test_mmpf.py")
 fedlf = In("fl_lightning/algorithms/fedlf.py", "tests/algorithms/test_fedlf.py tests/algorithms/test_thresholds.py")
+still = In("fl_lightning/algorithms/fedlf.py", "tests/algorithms/test_contract.py -k zero_rows")
 blocks = In("fl_lightning/algorithms/_shared/layer_blocks.py", "tests/algorithms/test_layer_blocks.py")
 descent = In(
     "fl_lightning/algorithms/_shared/common_descent.py",
     "tests/algorithms/test_common_descent.py tests/algorithms/test_thresholds.py",
+)
+joint = In(
+    "fl_lightning/algorithms/_shared/rows.py", "tests/algorithms/test_fedlf.py tests/algorithms/test_fedlf_reads.py"
 )
 reference = In("fl_lightning/ops/_common_descent.py", "tests/ops/test_common_descent_kernel.py -k reference")
 fedmdfg = In(
@@ -161,7 +165,11 @@ MUTATIONS = [
     blocks("the fair row needs no column", "block.size - m - self.fair", "block.size - m"),
     blocks("a joined block is as large as its first layer", "size=one.size + two.size", "size=one.size"),
     blocks("there is no last resort", "solve(block, last=True)", "block"),
-    descent("equal losses are not scaled by their number", " / math.sqrt(len(losses)) * losses", " * losses"),
+    descent("equal losses are not scaled by their number", " / math.sqrt(m) * abs(total)", " * abs(total)"),
+    fedlf("a direction in one layer is enough", "bool(seen.solved.all())", "bool(seen.solved.any())"),
+    still("a round in which nobody moved is remembered", "elif not bool(coeff.any())", "elif False"),
+    joint("what a device says is mixed up", "squares, solved, fair = each", "squares, fair, solved = each"),
+    joint("the step is as long as its direction", "target / size if", "1.0 if"),
     fedmdfg("slopes are those of rows as they came", "[:m] * rescale / eta", "[:m] / eta"),
     fedmdfg("negative losses are dropped with those of zero", "losses != 0", "losses > 0"),
     fedfv(

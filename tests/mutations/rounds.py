@@ -56,8 +56,22 @@ skipped = In("fl_lightning/clients/local_trainer.py", "tests/fit/test_lightning_
 rare = In("fl_lightning/lightning/step_values.py", "tests/fit/test_lightning_warnings.py -k 'log_every or wait'")
 grouped = In("fl_lightning/lightning/grouped_optimization.py", "tests/clients/test_accumulation.py")
 scaled = In("fl_lightning/lightning/epoch_loop.py", "tests/clients/test_accumulation.py")
+products = In("fl_lightning/fit/effective_conflicts.py", "tests/fit/test_effective_conflicts.py")
+logged = In("fl_lightning/fit/server.py", "tests/fit/test_effective_conflicts.py -k log")
 
 MUTATIONS = [
+    products("both factors' updates act on the old factor", "a[:1] - a[1:]", "a[:1]"),
+    products("what A does is left out", "b[:1].expand_as(b[1:])", "0 * b[1:]"),
+    products("the product is scaled once", "pair.scaling**2", "pair.scaling"),
+    products("the scaling of another adapter counts", 'given.get(rest.partition(".")[0], 1.0)', "max(given.values())"),
+    products("what is no factor does not count", "products += dots", "dots"),
+    products("factors of embeddings are no pairs", "(?:embedding_)?", ""),
+    products("pairs with a frozen factor A are left out", "first in layout.names or ", ""),
+    products("pairs with a frozen factor B are left out", " or second in layout.names", ""),
+    products("shapes that do not multiply are pairs", " and shape[:1] == (prod(shapes[second][1:]),)", ""),
+    products("columns of the share before are read again", "max(begin, first), max(", "first, max("),
+    products("a client whose update does nothing conflicts", "products < 0", "products <= 0"),
+    logged("conflicts are counted against the step's opposite", "count(cohort, step)", "count(cohort, -step)"),
     groups(
         "gradients are forgotten by the place in the visit", "opens or place == 0", "opens or done % work.window == 0"
     ),
@@ -130,8 +144,8 @@ MUTATIONS = [
     settled("logged tensors are searched for at every call", "entry.__class__ = _SettledResult", "pass"),
     lifecycle(
         "a new fit goes on from the last one's state",
-        "        elif self._trainer.current_epoch == 0:\n",
-        "        elif False:\n",
+        "self._carried if self._trainer.current_epoch > 0 else None",
+        "self._carried",
     ),
     lifecycle("the parameters to evaluate are trained on", "            theta.copy_(trained)\n", "            pass\n"),
     lifecycle(

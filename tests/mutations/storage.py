@@ -19,8 +19,8 @@ MUTATIONS = [
     models("states without news push older ones out", "self._referred[-1] != state", "True"),
     models(
         "one state more is referred to",
-        "self._referred[-self.keep_checkpoints :]",
-        "self._referred[-self.keep_checkpoints - 1 :]",
+        "self._referred[-_CHECKPOINTS:]",
+        "self._referred[-_CHECKPOINTS - 1 :]",
     ),
     models(
         "newest files are deleted",
@@ -193,8 +193,7 @@ MUTATIONS = [
     declared("a dictionary can be replaced", "        raise AttributeError(", "        print("),
     declared("a value is not taken back", "None if happened else self.__set__(rule, before)", "None"),
     by_client("a round is taken back either way", "            if not happened:\n", "            if True:\n"),
-    declared("all checkpoints' files are kept", 'named(rule, "keep_checkpoints")', "None"),
-    declared("models in files count as memory", "most if named(rule, self._files) is None else 0", "most"),
+    declared("models in files count as memory", "0 if in_files else min(", "min("),
     declared("the memory plan forgets the models of a round", "(held + extent.cohort)", "held"),
     declared("the memory plan ignores the capacity", "named(rule, self._capacity) or extent.clients", "extent.clients"),
     declared("models that were kept elsewhere are taken", 'if ("files" in state) != here:', "if False:"),

@@ -52,8 +52,8 @@ def test_ops_that_write_are_those_whose_schema_says_so():
 @pytest.mark.parametrize("backward", [False, True])
 def test_what_an_op_writes_to_rises_in_its_version(name, backward, call):
     """Autograd notices then that values are gone which it has kept for a backward pass."""
-    arguments, place = list(SAMPLES[name]), CHANGED[name]
-    written = arguments[place] = arguments[place].clone().to(call.device)
+    arguments, place = call.moved(SAMPLES[name]), CHANGED[name]
+    written = arguments[place] = arguments[place].clone()
     loss = None
     if backward and written.is_floating_point():
         loss = (written.requires_grad_() ** 2).sum()

@@ -70,6 +70,7 @@ PROJECTS = {
         evaluated=("val_loss", "val_MulticlassJaccardIndex"),
     ),
     "language_model": Facts(package="requests"),
+    "lora": Facts(package="peft", evaluated=("val_loss", "val_acc")),
     "medical": Facts(package="monai", tree="pytorch_lightning", evaluated=("val_dice", "val_loss")),
     "molecules": Facts(
         package="chemprop",

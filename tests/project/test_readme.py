@@ -228,5 +228,5 @@ def test_install_names_every_extra_that_users_need():
 
 def test_the_changelog_counts_the_federated_projects():
     scripts = {path.stem for path in (DOCS.parent / "examples" / "projects").glob("*.py")} - {"made_data"}
-    assert len(scripts) == 20
-    assert "- Twenty projects of others" in (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert len(scripts) == 21
+    assert "- Twenty-one projects of others" in (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8")

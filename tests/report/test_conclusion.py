@@ -7,9 +7,10 @@ import pytest
 from records import fit_record
 
 from fl_lightning.report import MetricSeries, write_report
-from fl_lightning.report.conclusion import LOCAL, POOLED, Standing, conclude
-from fl_lightning.report.number_formats import Spread, notation, number, spread
-from fl_lightning.report.repetitions import Repetition
+from fl_lightning.report.conclusion import LOCAL, POOLED, conclude
+from fl_lightning.report.number_formats import duration, notation, number, spread
+from fl_lightning.report.repetitions import Repetition, Spread
+from fl_lightning.report.summary import MethodSummary
 
 # By row, the worst client's value and the mean, seed by seed.
 OPPOSITE = {
@@ -28,16 +29,18 @@ def repeated(numbers):
     return {Repetition(0, seed): number for seed, number in enumerate(numbers)}
 
 
-def concluded(rows, mode="max", **changes):
-    standings = [
-        Standing(name, *(repeated(numbers) for numbers in pair), bound=name if name in (LOCAL, POOLED) else "")
-        for name, pair in rows.items()
+def concluded(rows, mode="max", called=str, **changes):
+    made = [
+        MethodSummary(
+            name, name if name in (LOCAL, POOLED) else "", numbers={"worst": repeated(worst), "mean": repeated(mean)}
+        )
+        for name, (worst, mean) in rows.items()
     ]
-    return conclude([replace(one, **changes.get(one.label, {})) for one in standings], "acc", mode)
+    return conclude([replace(one, **changes.get(one.method, {})) for one in made], "acc", mode, called)[0]
 
 
 def test_being_better_off_alone_comes_before_what_a_method_brings():
-    paragraphs = concluded(OPPOSITE).paragraphs()
+    paragraphs = concluded(OPPOSITE)
     assert paragraphs[0] == ALONE
     assert paragraphs[1] == (
         "One model on all data (pooled) does worse than QFedAvg for whoever is worst, 0.110 ± 0.014 against 0.327 "
@@ -85,7 +88,7 @@ LOSS = ((2.0, 2.1), (1.0, 1.01))
     ],
 )  # fmt: skip
 def test_what_is_said_and_in_which_order(rows, mode, starts):
-    paragraphs = concluded(rows, mode).paragraphs()
+    paragraphs = concluded(rows, mode)
     assert len(paragraphs) == len(starts)
     for paragraph, start in zip(paragraphs, starts, strict=True):
         assert paragraph.startswith(start)
@@ -93,14 +96,14 @@ def test_what_is_said_and_in_which_order(rows, mode, starts):
 
 
 def test_a_bound_with_one_of_the_seeds_may_be_chance():
-    first, second = concluded({"A": WEAK, "B": GOOD, LOCAL: ((0.9,), (0.9,))}).paragraphs()
+    first, second = concluded({"A": WEAK, "B": GOOD, LOCAL: ((0.9,), (0.9,))})
     assert first.startswith("Clients are better off alone (local only). Whoever is worst has acc 0.900, with")
     assert first.endswith(" With one seed, this may be chance.")
     assert second.startswith("B helps: ")
 
 
 def test_rows_with_an_infinite_value_are_named_and_left_out():
-    found = concluded({"A": WEAK, "B": GOOD, "C": NOISY}, B={"infinite": True}).paragraphs(lambda name: f"<{name}>")
+    found = concluded({"A": WEAK, "B": GOOD, "C": NOISY}, called=lambda name: f"<{name}>", B={"infinite": True})
     assert found[0] == "With <B>, the acc of a client is infinite at the end."
     assert found[1].startswith(OPEN + "<C> may help or not")
 
@@ -135,4 +138,7 @@ def test_numbers_that_are_read_together_have_as_many_digits():
         "0.664", "0.001", "3.00e-05", "5.00e+08",
     ]  # fmt: skip
     assert spread(Spread(0.664, 9.95e-4), notation([0.717, 3.04e-5])) == "0.664 ± 0.001"
+    assert [duration(value) for value in (0.04, 9.96, 59.6, 319.99, 599.6, 6000.0, 21570.0)] == [
+        "0.0 s", "10 s", "1 min 0 s", "5 min 20 s", "10 min", "1 h 40 min", "6 h 0 min",
+    ]  # fmt: skip
     assert [number(value) for value in (None, 0.0, 12.3456, 12345.67)] == ["-", "0.000", "12.346", "12,345.7"]

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page as text: what it says, that it escapes, that its pictures are valid specifications of plotly.js."""
 
+import base64
 import json
 import re
 import sys
 from dataclasses import replace
+from statistics import fmean
 
+import numpy as np
 import pytest
 from records import fit_record
 
-from fl_lightning.report import FitRecord, RoundSeries, write_report
+from fl_lightning.report import FitRecord, RoundSeries, client_pictures, write_report
 from fl_lightning.report.pictures import binned, both_ends, thinned
 from fl_lightning.report.repetitions import Repetition
 from fl_lightning.report.runs_of_a_method import by_method
@@ -26,6 +29,7 @@ STRANGE = (
     "%{x} $y$ <b>",
     " ",
     "7",
+    "@c0",
 )
 ALL = (
     "fares", "over-time", "mean-and-worst", "unevenness", "loss", "learning-rate", "conflicts", "layer-conflicts",
@@ -55,7 +59,7 @@ def resolved(value, key=""):
         return {name: resolved(entry, name) for name, entry in value.items()}
     if isinstance(value, list):
         return [resolved(entry) for entry in value]
-    if isinstance(value, str) and value.startswith("@"):
+    if isinstance(value, str) and re.fullmatch(r"@\w+(\+\w\w)?", value):
         return [[0, "#000000"], [1, "#ffffff"]] if key == "colorscale" else "#123456"
     return value
 
@@ -75,7 +79,7 @@ def test_every_picture_is_a_valid_specification(tmp_path, clients):
 
 
 def test_names_are_escaped_and_shown_as_they_are(tmp_path):
-    record = fit_record(STRANGE[0], clients=8, names=STRANGE)
+    record = fit_record(STRANGE[0], clients=9, names=STRANGE)
     record = replace(record, holdings=replace(record.holdings, kind=STRANGE[0]))
     text = written(tmp_path, record)
     page = without_library(text)
@@ -137,6 +141,38 @@ def test_large_fits_give_small_pages_that_say_what_is_left_out(tmp_path):
     assert sum(sizes.values()) < 3e6
     many = [fit_record(f"method {k}", clients=1000, rounds=10, every=2) for k in range(12)]
     assert len(written(tmp_path, *many).encode()) < 10e6
+
+
+def test_heat_maps_have_one_scale_every_division_a_picture_and_several_seeds_a_band(tmp_path):
+    first, second = fit_record("FedAvg", rounds=4), fit_record("FedLF", rounds=40)
+    totals = second.weights.totals
+    signed = replace(second.weights, totals=(tuple(-total / 9 for total in totals[0]), *totals[1:]))
+    found = pictures(written(tmp_path, first, replace(second, weights=signed)))["pictures"]
+    ends = {
+        key: [(spec["data"][0]["zmin"], spec["data"][0]["zmax"]) for spec in found[key]]
+        for key in ("over-time", "weights", "layer-conflicts")
+    }
+    assert ends["over-time"][0] == ends["over-time"][1]
+    assert ends["layer-conflicts"][0] == ends["layer-conflicts"][1]
+    (low, high), (lowest, highest) = ends["weights"]
+    assert low == 0 < high
+    assert lowest == -highest < 0
+    assert len(found["partition"]) == 1
+    other = replace(first, seed=1, client_sizes=(9, 9, 9, 9))
+    assert len(pictures(written(tmp_path, first, replace(first, seed=1)))["pictures"]["partition"]) == 1
+    two = pictures(written(tmp_path, first, other))["pictures"]
+    assert len(two["partition"]) == 2
+    assert [trace["line"]["width"] for trace in two["mean-and-worst"][0]["data"]] == [2, 0, 2], "a band for the worst"
+    assert len(pictures(written(tmp_path, first))["pictures"]["mean-and-worst"][0]["data"]) == 2, "one seed has none"
+
+
+def test_means_are_over_all_clients_also_where_few_are_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_pictures, "MAX_DOTS", 8)
+    record = fit_record(clients=60, rounds=2)
+    dots, mean = pictures(written(tmp_path, record))["pictures"]["fares"][0]["data"]
+    drawn, level = (np.frombuffer(base64.b64decode(trace["y"]["bdata"]), "<f4") for trace in (dots, mean))
+    assert len(drawn) == 8
+    assert level[0] == pytest.approx(fmean(record.last_values("test").values["test_acc"]))
 
 
 def test_places_that_are_drawn():
@@ -238,7 +274,16 @@ class TestSentences:
 
         (method,) = by_method([run("FedAvg", 0, 0.2, 0.6), run("FedAvg", 1, 0.5, 0.4)])
         assert method.points("acc", "test")[0].client_id == 0
-        assert method.worst("acc", "test") == {Repetition(0, 0): 0.2, Repetition(0, 1): 0.5}
+        worst = method.numbers("acc", "test", "max")["worst"]
+        assert worst == {Repetition(0, 0): pytest.approx(0.2), Repetition(0, 1): 0.5}
+
+    def test_seeds_that_divide_the_data_have_clients_of_their_own(self):
+        first = fit_record(rounds=1)
+        (method,) = by_method([first, replace(first, seed=1, client_sizes=(9, 9, 9, 9))])
+        points = method.points("test_acc", "test")
+        assert [point.label for point in points[:2]] == ["client 0 (seed 0)", "client 0 (seed 1)"]
+        assert len(points) == 8
+        assert method.worst_client("test_acc", "test", "max") is None
 
     def test_values_near_zero_and_small_ones_count_as_good(self):
         record = fit_record(rounds=3)

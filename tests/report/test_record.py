@@ -72,6 +72,9 @@ def test_summaries_are_those_of_the_evaluations():
     assert series.summaries["mean"][-1] == pytest.approx(float(values.mean()))
     assert series.summaries["worst_10"][-1] == pytest.approx(float(values.sort().values[:2].mean()))
     assert series.summaries["undefined"] == (0.0,) * 6
+    builder = RecordBuilder(record)
+    builder.add_evaluation(evaluation_of(6, 20))
+    assert [found.rounds for found in builder.record().metrics if found.stage == "val"] == [series.rounds] * 2
 
 
 def test_clients_values_are_thinned_out_and_the_first_and_last_stay():

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intervals and components of variance against numbers with known ones."""
+"""Intervals and shares against numbers with known ones."""
 
 import random
 from statistics import fmean
 
 import pytest
 
-from fl_lightning.report.repetitions import Interval, Repetition, mark, paired, variation
+from fl_lightning.report.repetitions import Repetition, division_share, mark, paired
 
 
 def drawn(dice, divisions, seeds, between, within, shift=0.0):
@@ -27,9 +27,8 @@ def test_intervals_cover_what_they_promise(divisions, seeds, between, within):
     covered = 0
     for _ in range(1000):
         ours, theirs = drawn(dice, divisions, seeds, between if divisions > 1 else 0.0, within, shift=0.5)
-        truth = 0.5
-        interval = paired(ours, theirs)
-        covered += abs(interval.mean - truth) <= interval.half
+        middle, half = paired(ours, theirs)
+        covered += abs(middle - 0.5) <= half
     assert abs(covered / 1000 - 0.95) < 0.02
 
 
@@ -37,28 +36,25 @@ def test_seeds_of_one_division_say_nothing_of_another():
     dice = random.Random(0)
     missed = 0
     for _ in range(500):
-        interval = paired(*drawn(dice, 1, 3, between=1.0, within=0.1))
-        missed += abs(interval.mean) > interval.half
+        middle, half = paired(*drawn(dice, 1, 3, between=1.0, within=0.1))
+        missed += abs(middle) > half
     assert missed > 250
 
 
-def test_components_are_found():
+@pytest.mark.parametrize(("within", "share"), [(0.5, 0.8), (1.0, 0.5), (3.0, 0.1)])
+def test_shares_of_the_division_are_found(within, share):
     dice = random.Random(1)
-    found = [variation(drawn(dice, 6, 4, between=0.0, within=0.5)[1]) for _ in range(600)]
-    variance = fmean(one.deviation**2 for one in found)
-    division = fmean(one.deviation**2 * one.by_division for one in found)
-    assert variance == pytest.approx(1.25, rel=0.1)
-    assert division == pytest.approx(1.0, rel=0.1)
+    found = [division_share(drawn(dice, 40, 4, between=0.0, within=within)[1]) for _ in range(200)]
+    assert fmean(found) == pytest.approx(share, abs=0.03)
 
 
 def test_what_few_numbers_say():
     one, two = Repetition(0, 0), Repetition(0, 1)
-    assert variation({one: 1.0}) is None
+    assert division_share({one: 1.0, two: 3.0}) is None
+    assert division_share({one: 1.0, Repetition(1, 0): 3.0}) is None
     assert paired({one: 1.0}, {one: 0.0}) is None
     assert paired({one: 1.0}, {two: 0.0}) is None
-    assert variation({one: 1.0, two: 3.0}).by_division is None
-    assert variation({one: 1.0, Repetition(1, 0): 3.0}).by_division is None
-    assert paired({one: 2.0, two: 2.0}, {one: 1.0, two: 1.0}) == Interval(1.0, 0.0)
+    assert paired({one: 2.0, two: 2.0}, {one: 1.0, two: 1.0}) == (1.0, 0.0)
     assert mark({one: 2.0, two: 2.0}, {one: 1.0, two: 1.0}, larger_is_better=True) == "+"
     assert mark({one: 1.0, two: 1.0}, {one: 1.0, two: 1.0}, larger_is_better=True) == ""
 
@@ -82,4 +78,4 @@ def test_quantiles_are_those_of_student():
         numbers = {Repetition(0, seed): float(seed) for seed in range(count)}
         zero = dict.fromkeys(numbers, 0.0)
         sem = stats.sem(list(numbers.values()))
-        assert paired(numbers, zero).half / sem == pytest.approx(stats.t.ppf(0.975, count - 1), abs=1e-3)
+        assert paired(numbers, zero)[1] / sem == pytest.approx(stats.t.ppf(0.975, count - 1), abs=1e-3)

@@ -41,12 +41,14 @@ void faulty(Fault fault, const double* in, double* out) {
   }
   if (fault == Fault::half_a_warpgroup) {
     float sums[20];
-    const unsigned rows[16] = {};
-    WGMMA(40, sums, rows, 0, 0);
+    WGMMA_BEGIN(sums);
+    WGMMA(40, "k8", "tf32.tf32", "", sums, 0, 0, false, 0, 0);
+    WGMMA_END(sums);
+    WGMMA_WAIT(sums);
   }
   if (fault == Fault::copy_that_is_not_aligned) {
     SHARED(unsigned, words, 4);
-    COPY_ASYNC_16(words, in + 1, true);
+    COPY_ASYNC_16(words, in + 1);
   }
   if (fault == Fault::exited_thread_at_barrier && t == 7) return;
   double value = in[t];

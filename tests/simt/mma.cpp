@@ -23,15 +23,6 @@ struct Fragments {
 // Of two exchanges in a row: a lane may be at the next one while others still read those of the last.
 Fragments fragments[2][kMaxThreads];
 
-enum class Kind { tf32, f16, bf16 };
-
-double number(Kind kind, unsigned word, int half) {
-  const auto bits = static_cast<unsigned short>(word >> 16 * half);
-  if (kind == Kind::f16) return __half2float(__ushort_as_half(bits));
-  if (kind == Kind::bf16) return __bfloat162float({bits});
-  return __uint_as_float(word & 0xffffe000u);
-}
-
 // The registers of all lanes of one warp as matrices A [16, depth] and B [depth, 8].
 struct Operands {
   const Fragments* lanes;
@@ -39,12 +30,12 @@ struct Operands {
 
   double a(int row, int k) const {
     const int group = row % 8, high = row / 8;
-    if (kind == Kind::tf32) return number(kind, lanes[group * 4 + k % 4].a[high + k / 4 * 2], 0);
-    return number(kind, lanes[group * 4 + k % 8 / 2].a[high + k / 8 * 2], k % 2);
+    if (kind == Kind::tf32) return number_of(kind, lanes[group * 4 + k % 4].a[high + k / 4 * 2], 0);
+    return number_of(kind, lanes[group * 4 + k % 8 / 2].a[high + k / 8 * 2], k % 2);
   }
   double b(int k, int column) const {
-    if (kind == Kind::tf32) return number(kind, lanes[column * 4 + k % 4].b[k / 4], 0);
-    return number(kind, lanes[column * 4 + k % 8 / 2].b[k / 8], k % 2);
+    if (kind == Kind::tf32) return number_of(kind, lanes[column * 4 + k % 4].b[k / 4], 0);
+    return number_of(kind, lanes[column * 4 + k % 8 / 2].b[k / 8], k % 2);
   }
 };
 
@@ -63,6 +54,17 @@ double cut_off(double x, int exponent) {
 
 }  // namespace
 
+Kind kind_of(const char* types) {
+  return std::strstr(types, "tf32") ? Kind::tf32 : std::strstr(types, "bf16") ? Kind::bf16 : Kind::f16;
+}
+
+double number_of(Kind kind, unsigned word, int half) {
+  const auto bits = static_cast<unsigned short>(word >> 16 * half);
+  if (kind == Kind::f16) return __half2float(__ushort_as_half(bits));
+  if (kind == Kind::bf16) return __bfloat162float({bits});
+  return __uint_as_float(word & 0xffffe000u);
+}
+
 float sum_cut_off(const double (*factors)[2], int count, float start, int bits) {
   double plain = start, sum = 0.0;
   int largest = exponent_of(start);
@@ -79,7 +81,7 @@ float sum_cut_off(const double (*factors)[2], int count, float start, int bits) 
 
 void mma(const char* shape, const char* types, float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2],
          const float (&c)[4], const char* file, int line) {
-  const Kind kind = std::strstr(types, "tf32") ? Kind::tf32 : std::strstr(types, "bf16") ? Kind::bf16 : Kind::f16;
+  const Kind kind = kind_of(types);
   const int depth = kind == Kind::tf32 ? 8 : 16, together = depth / 2;
   if (std::string(shape) != (kind == Kind::tf32 ? "m16n8k8" : "m16n8k16")) fail(std::string("no mma ") + shape);
   const int thread = now().thread, lane = thread % kWarp;

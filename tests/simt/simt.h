@@ -88,8 +88,7 @@ class Watch {
 [[noreturn]] void fail_outside(const char* name, std::int64_t index, std::int64_t size);
 void* shared_storage(const void* tag, std::size_t bytes, std::size_t counted);
 
-// How far an array begins behind a multiple of 1024 bytes: an array in general, and one of patterns of rows.
-constexpr unsigned kAnywhere = 16, kAtPattern = 0;
+constexpr unsigned kBegin = 2048 + 16;  // of every array, as a number: at no multiple of 1024 bytes
 
 // Behaves like a pointer into a shared array.
 template <class T>
@@ -124,11 +123,10 @@ class Shared {
   };
 
   Shared() = default;
-  Shared(const void* tag, const char* name, std::int64_t size, unsigned begin = kAnywhere)
+  Shared(const void* tag, const char* name, std::int64_t size)
       : cells_(static_cast<Cell*>(shared_storage(tag, size * sizeof(Cell), size * sizeof(T)))),
         name_(name),
-        size_(size),
-        begin_(2048 + begin) {}
+        size_(size) {}
   Shared operator+() const { return *this; }
   Shared operator+(std::int64_t distance) const {
     Shared result = *this;
@@ -141,11 +139,11 @@ class Shared {
     return Reference(*this, at);
   }
   // As a number, as instructions want it.
-  unsigned address() const { return begin_ + static_cast<unsigned>(first_ * sizeof(T)); }
+  unsigned address() const { return kBegin + static_cast<unsigned>(first_ * sizeof(T)); }
   // What tensor cores find at an address.
   T seen_by_tensor_cores(unsigned address) const {
-    const std::int64_t at = (static_cast<std::int64_t>(address) - begin_) / static_cast<std::int64_t>(sizeof(T));
-    if (address < begin_ || at >= size_) fail_outside(name_, at, size_);
+    const std::int64_t at = (static_cast<std::int64_t>(address) - kBegin) / static_cast<std::int64_t>(sizeof(T));
+    if (address < kBegin || at >= size_) fail_outside(name_, at, size_);
     cells_[at].watch.read_by_tensor_cores(place(at));
     return cells_[at].value;
   }
@@ -156,7 +154,6 @@ class Shared {
   Cell* cells_ = nullptr;
   const char* name_ = "";
   std::int64_t size_ = 0, first_ = 0;
-  unsigned begin_ = 0;
 };
 
 // Which memory of the device there is, until it is forgotten: rows of so many bytes, so far apart, and elements of so
@@ -169,16 +166,25 @@ void read_memory(const void* address, std::int64_t bytes);
 
 // Copies bytes to shared memory, or zeros where any is false: what a thread finds there before it has waited for the
 // copy is neither the old nor the new.
-void copy_async(int bytes, const Shared<unsigned>& to, const void* from, bool any);
+void copy_async(int bytes, const Shared<unsigned>& to, const void* from);
 void copy_commit();
 void copy_wait(int groups);
 // What the running thread wrote may be read by tensor cores, behind the next barrier.
 void fence_tensor_cores();
 std::uint32_t fences(int thread);
-// The four wgmma.mma_async of csrc/cuda/device/warpgroup.cuh, on rows of this array.
+// wgmma.mma_async on rows of this array: begun, multiplied any number of times, ended and waited for. The numbers are
+// those that lie there at the wait; until then d is something else. Behind so many rows and others anything may lie.
 unsigned address_of(const Shared<unsigned>& array);
-void wgmma(int n, float* d, const unsigned (&a)[16], std::uint64_t x, std::uint64_t y,
-           const char* file = __builtin_FILE(), int line = __builtin_LINE());
+void wgmma_begin();
+void wgmma(int n, const char* types, float* d, std::uint64_t a, std::uint64_t b, bool more, int rows, int others);
+void wgmma(int n, const char* types, float* d, const unsigned* a, std::uint64_t b, bool more, int others);
+void wgmma_end();
+void wgmma_wait(const char* file = __builtin_FILE(), int line = __builtin_LINE());
+
+// What a word of 32 bits holds for tensor cores: one number of TF32, or two of 16 bits.
+enum class Kind { tf32, f16, bf16 };
+Kind kind_of(const char* types);
+double number_of(Kind kind, unsigned word, int half);
 
 // A sum of products as tensor cores have it: aligned by the largest exponent, cut off so many bits below it, and then
 // to 24 bits.

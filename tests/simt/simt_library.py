@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -50,11 +48,9 @@ def of_kind(kind, rows):
 class Kernels:
     """The functions of csrc/ops.h, namespace cuda, on CPU tensors."""
 
-    def __init__(self, library, *, wgmma: str = "1"):
+    def __init__(self, library):
         self._library = ctypes.CDLL(str(library))
         self._begin = ODD
-        with mock.patch.dict(os.environ, FL_LIGHTNING_WGMMA=wgmma):  # the first call reads it
-            self.layer_gram(torch.zeros(33, 1), torch.tensor([0, 1]))
 
     def outputs(self, begin):
         """Where outputs begin: ``ALIGNED`` or ``ODD``."""

@@ -15,12 +15,11 @@ ARCHITECTURES = ("90a", "90")  # of these the first one that there is
 WIDE = {
     ("layer_combine", "combine"): (8, 0),
     ("kernels", "gram_direct"): (4, 0),
-    ("kernels", "gram_wgmma"): (6, 0),
     ("kernels", "multiply_rows"): (9, 0),
     ("kernels", "products_mma"): (4, 0),
     ("kernels", "products_tiled"): (1, 0),
-    ("puc_combine", "combine"): (8, 1),
-    ("puc_track", "track"): (2, 0),
+    ("puc_combine", "combine"): (4, 1),
+    ("puc_track", "track"): (5, 0),
 }
 # combine, for an output of the rows' dtype. To others it may store less than 16 bytes at a time.
 SAME = re.compile(r"combineI(?:(\w)\1|\d+(?:__half|__nv_bfloat16)S\d*_)L")
@@ -72,28 +71,30 @@ def test_the_library_is_small():
     assert find_library().stat().st_size < 8e6
 
 
-def is_empty(kernel):
-    """Whether its body is for sm_90a, and it is compiled for another architecture."""
-    return kernel.kernel == "gram_wgmma" and kernel.arch != "90a"
-
-
 def test_accesses_are_wide(code, kernels):
     accesses = wide_accesses(code)
     assert {(each.file, each.kernel) for each in kernels} >= WIDE.keys()
     for each in kernels:
-        loads, stores = (0, 0) if is_empty(each) else WIDE.get((each.file, each.kernel), (0, 0))
+        loads, stores = WIDE.get((each.file, each.kernel), (0, 0))
         assert accesses[each.name]["LDG"] >= loads - bool(ONE_LESS.search(each.name)), each.name
         assert accesses[each.name]["STG"] >= stores + bool(SAME.search(each.name)), each.name
 
 
 def test_products_by_warpgroups(code, kernels):
-    """Four instructions over as many rows as the variant has, where the body is compiled at all."""
-    own = [each for each in kernels if each.kernel == "gram_wgmma"]
-    assert len(own) == 4
+    """Over as many rows as the variant has, copied 16 bytes at a time, where the body is compiled at all."""
+    own = [each for each in kernels if each.kernel == "products_wgmma"]
+    assert len(own) == 3 * (8 + 6)
     for each in own:
-        rows = re.search(r"ILi(\d+)E", each.name)[1]
+        kind, rows, groups, symmetric = re.search(r"I(\w+?)Li(\d+)ELi(\d)ELb(\d)E", each.name).groups()
         body = re.search(rf"Function : {each.name}\n(.*?)(?=Function : |\Z)", code, re.DOTALL)[1]
-        steps = body.count(f"HGMMA.64x{rows}x8.F32.TF32")
-        assert steps == body.count("HGMMA") == (0 if is_empty(each) else 4), each.name
-        # The host takes this kernel only where it uses shared memory.
-        assert (each.shared > 0) == (steps > 0), each.name
+        steps = body.count(f"HGMMA.64x{rows}x")
+        if each.arch != "90a":
+            # The host takes this kernel only where it has more registers than a kernel without a body.
+            assert steps == body.count("HGMMA") == 0
+            assert each.registers <= 32
+            continue
+        alone = symmetric == "1" and groups == "1"
+        spans = 2 if symmetric == "1" or groups == "0" else 1
+        assert steps == body.count("HGMMA") == (spans * 2 * (4 if alone else 6) if kind == "f" else 8), each.name
+        assert "LDGSTS.E.BYPASS.LTC128B.128" in body, each.name
+        assert each.registers > 32

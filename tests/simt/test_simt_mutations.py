@@ -132,15 +132,26 @@ MUTATIONS = {
         "project_conflicts.cu", WARP_BARRIER, "", "project_conflicts", projection_is_right, occurrence=1
     ),
     "tensor cores: read before staged": Planted("kernels/products_mma.cuh", BARRIER, "", "layer_gram", many_are_right),
-    "warpgroups: read before copied": Planted("kernels/gram_wgmma.cuh", BARRIER, "", "layer_gram", hopper_is_right),
+    "warpgroups: read before copied": Planted("kernels/products_wgmma.cuh", BARRIER, "", "layer_gram", hopper_is_right),
     "warpgroups: copied while read": Planted(
-        "kernels/gram_wgmma.cuh", "stage == 0 ? kDeep - 1 : stage - 1", "stage", "layer_gram", hopper_is_right
+        "kernels/products_wgmma.cuh", "at == 0 ? kEnd - kTile : at - kTile", "at", "layer_gram", hopper_is_right
     ),
     "warpgroups: copies not waited for": Planted(
-        "kernels/gram_wgmma.cuh", "COPY_WAIT(kDeep - 2)", "COPY_WAIT(kDeep - 1)", "layer_gram", hopper_is_right
+        "kernels/products_wgmma.cuh",
+        "COPY_WAIT(kDeep - 2)",
+        "COPY_WAIT(kDeep - 1)",
+        "layer_gram",
+        hopper_is_right,
+        occurrence=1,
     ),
     "warpgroups: tensor cores not told": Planted(
-        "kernels/gram_wgmma.cuh", "FENCE_TENSOR_CORES();", "", "layer_gram", hopper_is_right
+        "kernels/products_wgmma.cuh", "FENCE_TENSOR_CORES();", "", "layer_gram", hopper_is_right, occurrence=1
+    ),
+    "warpgroups: products not waited for": Planted(
+        "kernels/products_wgmma.cuh", "WGMMA_WAIT(chain);", "", "layer_gram", hopper_is_right
+    ),
+    "warpgroups: totals read before they are there": Planted(
+        "kernels/products_wgmma.cuh", BARRIER, "", "layer_gram", hopper_is_right, occurrence=2
     ),
     "min_norm: swept while copied": Planted(
         "kernels/active_set.cuh", BARRIER, "", "min_norm", min_norm_is_right, occurrence=2
@@ -183,20 +194,20 @@ MUTATIONS = {
         "device/warpgroup.cuh", "(column ^ row % 8 * 4)", "column", "layer_gram", hopper_is_right
     ),
     "warpgroups: patterns of rows too near": Planted(
-        "device/warpgroup.cuh", "1024 >> 4", "512 >> 4", "layer_gram", hopper_is_right
+        "device/warpgroup.cuh", "kPatternBytes >> 4", "512 >> 4", "layer_gram", hopper_is_right
     ),
     "warpgroups: the same columns twice": Planted(
-        "kernels/gram_wgmma.cuh", "rows_from(address + 32)", "rows_from(address)", "layer_gram", hopper_is_right
+        "kernels/products_wgmma.cuh", "half * 2 * kStepOn", "0", "layer_gram", hopper_is_right
     ),
     "warpgroups: small parts dropped": Planted(
-        "kernels/gram_wgmma.cuh",
-        "__float_as_uint(all - __uint_as_float(a[8 + k]))",
-        "0",
+        "kernels/products_wgmma.cuh", "small_part(big[k], 2.0f)", "0", "layer_gram", hopper_is_right
+    ),
+    "warpgroups: a tile anywhere": Planted(
+        "kernels/products_wgmma.cuh",
+        "(kPatternBytes - SHARED_ADDRESS(held_rows) % kPatternBytes) % kPatternBytes / 4",
+        "4",
         "layer_gram",
         hopper_is_right,
-    ),
-    "warpgroups: an array anywhere": Planted(
-        "kernels/gram_wgmma.cuh", "SHARED_PATTERNS(", "SHARED(", "layer_gram", hopper_is_right
     ),
     "mean: bits of the wrong column": Planted(
         "puc_combine.cu", "word + 1 < count", "false", "puc_combine", mean_is_right

@@ -209,6 +209,22 @@ def test_puc_track_with_many_layers(simt, count):
     assert torch.equal(own, theirs)
 
 
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("total", "n"), [(1 << 24, 9000), (1 << 25, 16384)])
+def test_puc_track_of_a_large_row(simt, total, n, dtype, counts):
+    """Its chunks are so wide that a thread takes several of its runs, or even has to come back for more."""
+    offsets = torch.tensor([0, 5000, 5001, 5009, n])
+    row = torch.randint(-3, 4, (n,), generator=generator(1)).to(dtype)
+    own = torch.randint(0, 6, (n,), generator=generator(2)).to(counts)
+    theirs = own.clone()
+    keep, norms = simt.puc_track(row, own, 2, 5, offsets, total)
+    want = reference.puc_track(row, theirs, 2, 5, offsets)
+    assert torch.equal(keep, want[0])
+    assert torch.equal(norms, want[1])
+    assert torch.equal(own, theirs)
+
+
 @pytest.mark.parametrize("n", [0, 1, 31, 32, 33, 1000])
 def test_puc_of_any_size(simt, n):
     row = torch.randint(-3, 4, (n,), generator=generator(n)).float()
@@ -247,7 +263,6 @@ def test_puc_combine(simt, m, dtype, lead):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lead", [0, 1])
 def test_puc_combine_with_as_many_columns_as_a_block_has(simt, dtype, lead):
-    """Where the first run begins before the first column, the last one takes another block."""
     n = 128 * 16 // dtype.itemsize
     rows = torch.ones(2, n + lead, dtype=dtype)[:, lead:]
     keep = torch.full((2, n // 32), -1, dtype=torch.int32)

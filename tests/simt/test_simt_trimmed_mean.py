@@ -16,7 +16,8 @@ def rows_of(m, n, dtype, seed=0):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("m", "n"), [(1, 3), (2, 32), (3, 33), (5, 70), (8, 64), (19, 100), (33, 31), (64, 40), (65, 33)]
+    ("m", "n"),
+    [(1, 3), (2, 32), (4, 33), (5, 70), (8, 64), (11, 9), (19, 100), (25, 30), (33, 31), (64, 40), (65, 33), (128, 19)],
 )
 def test_the_middle_is_averaged(simt, m, n, dtype):
     rows = rows_of(m, n, dtype, m)
@@ -37,14 +38,17 @@ def test_every_column_of_zeros_and_ones(simt, m):
 
 
 @pytest.mark.parametrize("n", [0, 1, 31, 32, 33])
-def test_rows_at_any_distance(simt, n):
-    rows = rows_of(6, n + 7, torch.float32)[:, 2 : 2 + n]
-    assert torch.equal(simt.trimmed_mean(rows, 2), reference.trimmed_mean(rows, 2))
+@pytest.mark.parametrize(("m", "lead", "beyond"), [(3, 1, 3), (6, 2, 5), (20, 1, 0), (40, 3, 4), (40, 3, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_at_any_distance(simt, dtype, m, lead, beyond, n):
+    rows = rows_of(m, lead + n + beyond, dtype)[:, lead : lead + n]
+    assert torch.equal(simt.trimmed_mean(rows, 1), reference.trimmed_mean(rows, 1))
 
 
-@pytest.mark.parametrize("m", [7, 70])
-def test_nan_is_seen_wherever_it_is_sorted_to(simt, m):
-    rows = rows_of(m, 40, torch.float32)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("m", [7, 40, 70, 130])
+def test_nan_is_seen_wherever_it_is_sorted_to(simt, m, dtype):
+    rows = rows_of(m, 40, dtype)
     for row in range(7):
         rows[row, row] = torch.nan
     rows[0, 20], rows[1, 21] = torch.inf, -torch.inf

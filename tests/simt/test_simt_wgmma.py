@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device code of the Gram kernel for Hopper, run on the processor."""
+"""Device code of the products for Hopper, run on the processor."""
 
-import subprocess
-import sys
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 import torch
@@ -54,19 +51,45 @@ def relative(gram, rows, offsets):
     return (gram - exact).abs() / (norms[:, :, None] * norms[:, None, :]).clamp(min=1e-300)
 
 
-def check_whole_numbers(gram, rows, offsets=OFFSETS):
-    """A product too many or too few is 1 at least. What is lost of each is 2^-22 of it at most."""
-    want = reference.layer_gram(rows, offsets)
-    assert torch.equal(gram.round(), want)
-    assert torch.equal(gram, gram.mT)
-    most = reference.layer_gram(rows.abs(), offsets)
-    assert ((gram - want).abs() <= 2**-21 * most).all()
+def check_whole_numbers(found, rows, others=None, offsets=OFFSETS):
+    """A product too many or too few is 1 at least. What is lost of each is 2^-22 of it at most, of 16 bits nothing."""
+    columns = rows if others is None else others
+    want = reference.layer_cross_gram(rows, columns, offsets)
+    assert torch.equal(found.round(), want)
+    if others is None:
+        assert torch.equal(found, found.mT)
+    most = reference.layer_cross_gram(rows.abs(), columns.abs(), offsets)
+    assert ((found - want).abs() <= (2**-21 if rows.dtype == torch.float32 else 0) * most).all()
 
 
-@pytest.mark.parametrize("m", [33, 40, 41, 63, 64, 65, 80, 81, 100, 104])
+@pytest.mark.parametrize("m", [17, 25, 33, 40, 41, 63, 65, 80, 81, 112, 128])
 def test_gram(hopper, m):
     rows = whole_numbers(m, layout=m % len(LAYOUTS))
     check_whole_numbers(hopper.layer_gram(rows, OFFSETS), rows)
+
+
+@pytest.mark.parametrize(("m", "dtype"), [(11, torch.float16), (33, torch.bfloat16), (66, torch.float16)])
+def test_gram_of_16_bits(hopper, m, dtype):
+    rows = whole_numbers(m, layout=3).to(dtype)
+    check_whole_numbers(hopper.layer_gram(rows, OFFSETS), rows)
+
+
+@pytest.mark.parametrize(
+    ("m", "h", "dtype"),
+    [
+        (1, 1, torch.float32),
+        (3, 10, torch.float32),
+        (17, 16, torch.float32),
+        (66, 9, torch.float32),
+        (12, 33, torch.float32),
+        (66, 40, torch.float32),
+        (5, 10, torch.bfloat16),
+        (70, 17, torch.float16),
+    ],
+)
+def test_cross_gram(hopper, m, h, dtype):
+    rows, others = (whole_numbers(count, layout=layout).to(dtype) for count, layout in ((m, 3), (h, 4)))
+    check_whole_numbers(hopper.layer_cross_gram(rows, others, OFFSETS), rows, others)
 
 
 @pytest.mark.parametrize("layout", range(len(LAYOUTS)))
@@ -78,7 +101,7 @@ def test_rows_anywhere_in_memory(hopper, layout):
 def test_many_layers(hopper):
     offsets = offsets_of([(7 * i) % 13 if i % 5 else 0 for i in range(298)] + [1300, 2015])
     rows = whole_numbers(34, n=int(offsets[-1]))
-    check_whole_numbers(hopper.layer_gram(rows, offsets), rows, offsets)
+    check_whole_numbers(hopper.layer_gram(rows, offsets), rows, offsets=offsets)
 
 
 def test_repeated_rows(hopper):
@@ -89,7 +112,7 @@ def test_repeated_rows(hopper):
 
 @pytest.mark.parametrize(("m", "n"), [(40, 4000), (100, 1500)])
 @pytest.mark.parametrize(
-    ("kind", "bound"), [("gaussian", 2e-7), ("absolute", 5e-7), ("constant", 5e-7), ("lognormal", 5e-7)]
+    ("kind", "bound"), [("gaussian", 3e-7), ("absolute", 5e-7), ("constant", 8e-7), ("lognormal", 5e-7)]
 )
 def test_accuracy(hopper, kind, bound, m, n):
     rows = of_kind(kind, normal(m, n))
@@ -97,11 +120,11 @@ def test_accuracy(hopper, kind, bound, m, n):
     assert relative(hopper.layer_gram(rows, offsets), rows, offsets).max() <= bound
 
 
-# The worst of all for this kernel, where r is large or nothing, and where t/2 has the next exponent.
+# The worst of all for this kernel, where r is large or nothing, and where s has the next exponent.
 @pytest.mark.parametrize("worst", [1.2509766, 1 + 2**-10 - 2**-22, 1 + 2**-10 - 2**-23, 1.5, 1.9990234375, 1.9999999])
 def test_numbers_that_split_badly(hopper, worst):
     rows, offsets = torch.full((33, 2000), worst), offsets_of([2000])
-    assert relative(hopper.layer_gram(rows, offsets), rows, offsets).max() <= 5e-7
+    assert relative(hopper.layer_gram(rows, offsets), rows, offsets).max() <= 8e-7
 
 
 @pytest.mark.parametrize("m", [34, 81])
@@ -148,12 +171,23 @@ def test_columns_may_be_divided(hopper, m):
     parts = (hopper.layer_gram(rows[:, a:b].clone(), offsets.clamp(a, b) - a, n) for a, b in spans)
     whole = hopper.layer_gram(rows, offsets, n)
     assert torch.equal(add_tree(spans, parts, n), whole)
-    assert relative(whole, rows, offsets).max() <= 2e-7
+    assert relative(whole, rows, offsets).max() <= 3e-7
 
 
-@pytest.mark.parametrize(("m", "dtype"), [(32, torch.float32), (105, torch.float32), (40, torch.bfloat16)])
-def test_other_rows_have_the_other_kernel(hopper, m, dtype):
-    rows, offsets = normal(m, 400).to(dtype), offsets_of([400])
+def test_others_that_are_not_finite(hopper):
+    rows, others = normal(3, int(OFFSETS[-1])), normal(2, int(OFFSETS[-1]), seed=1)
+    rows[1, 7], others[1, 400] = torch.inf, torch.nan
+    got, want = (ops.layer_cross_gram(rows, others, OFFSETS) for ops in (hopper, reference))
+    torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
+# The last one: rows of 16 bits at addresses that copies of 4 bytes do not reach.
+@pytest.mark.parametrize(
+    ("m", "dtype", "lead"),
+    [(16, torch.float32, 0), (129, torch.float32, 0), (10, torch.bfloat16, 0), (33, torch.float16, 1)],
+)
+def test_other_rows_have_another_kernel(hopper, m, dtype, lead):
+    rows, offsets = normal(m, 400 + 2 * lead).to(dtype)[:, lead : 400 + lead], offsets_of([400])
     got = hopper.layer_gram(rows, offsets)
     assert torch.equal(got, hopper.capability(8).layer_gram(rows, offsets))
 
@@ -163,18 +197,7 @@ def test_a_device_without_the_kernel_has_the_other_one(hopper):
     assert not torch.equal(hopper.layer_gram(rows, offsets), hopper.capability(8).layer_gram(rows, offsets))
 
 
-@pytest.mark.parametrize("asked", ["", "0", "1"])
-def test_nobody_has_it_who_does_not_ask(built, asked):
-    """In a process of its own, because the variable is read once."""
-    code = (
-        "import sys, torch\n"
-        "sys.path.insert(0, 'tests/simt')\n"
-        "import simt_library\n"
-        f"kernels = simt_library.Kernels(sys.argv[1], wgmma={asked!r})\n"
-        "rows, offsets = torch.randn(40, 400, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 400])\n"
-        "one, other = (kernels.capability(major).layer_gram(rows, offsets) for major in (8, 9))\n"
-        "print(torch.equal(one, other))"
-    )
-    command = [sys.executable, "-c", code, str(built / "kernels.so")]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
-    assert done.stdout.strip() == str(asked != "1"), done.stderr
+def test_more_rows_have_another_kernel(hopper):
+    rows, others, offsets = normal(129, 300), normal(20, 300, seed=1), offsets_of([300])
+    got = hopper.layer_cross_gram(rows, others, offsets)
+    assert torch.equal(got, hopper.capability(8).layer_cross_gram(rows, others, offsets))

@@ -13,54 +13,64 @@
 #endif
 
 #ifndef WGMMA
-// A shared array that begins where a pattern of 8 rows of 128 bytes does.
-#define SHARED_PATTERNS(T, name, n) __shared__ __align__(1024) T name[n]
 #define SHARED_ADDRESS(pointer) static_cast<unsigned>(__cvta_generic_to_shared(pointer))
 
-// Copies 4, 8 or 16 bytes that are aligned as such from device to shared memory, or zeros where any is false.
-#define COPY_ASYNC_4(to, from, any) COPY_ASYNC("ca.shared.global", "4", to, from, any ? 4 : 0)
-#define COPY_ASYNC_8(to, from, any) COPY_ASYNC("ca.shared.global", "8", to, from, any ? 8 : 0)
-#define COPY_ASYNC_16(to, from, any) COPY_ASYNC("cg.shared.global.L2::128B", "16", to, from, any ? 16 : 0)
-#define COPY_ASYNC(kind, bytes, to, from, read)                                                               \
-  asm volatile("cp.async." kind " [%0], [%1], " bytes ", %2;" ::"r"(SHARED_ADDRESS(to)), "l"(from), "r"(read) \
-               : "memory")
+// Copies 4 or 16 bytes that are aligned as such from device to shared memory.
+#define COPY_ASYNC_4(to, from) COPY_ASYNC("ca.shared.global", "4", to, from)
+#define COPY_ASYNC_16(to, from) COPY_ASYNC("cg.shared.global.L2::128B", "16", to, from)
+#define COPY_ASYNC(kind, bytes, to, from) \
+  asm volatile("cp.async." kind " [%0], [%1], " bytes ";" ::"r"(SHARED_ADDRESS(to)), "l"(from) : "memory")
 // Ends a group of copies; waits until at most so many groups of this thread are under way.
 #define COPY_COMMIT() asm volatile("cp.async.commit_group;" ::: "memory")
 #define COPY_WAIT(groups) asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory")
 // Behind the next barrier, tensor cores see what this thread has put into shared memory.
 #define FENCE_TENSOR_CORES() asm volatile("fence.proxy.async.shared::cta;" ::: "memory")
 
-// d = a[0..3] x + a[4..7] y + a[8..11] x + a[12..15] y, by a whole warpgroup: each time 64 rows of 8 columns, which lie
-// in registers, with n rows that a descriptor names, x or y. It is done when it returns.
-#define WGMMA(n, d, a, x, y) WGMMA_N##n(d, a, x, y)
-#define WGMMA_N40(d, a, x, y) WGMMA_STEPS("40", WGMMA_LIST_20, WGMMA_20(d), a, x, y)
-#define WGMMA_N64(d, a, x, y) WGMMA_STEPS("64", WGMMA_LIST_32, WGMMA_32(d), a, x, y)
-#define WGMMA_N80(d, a, x, y) WGMMA_STEPS("80", WGMMA_LIST_40, WGMMA_40(d), a, x, y)
-#define WGMMA_N104(d, a, x, y) WGMMA_STEPS("104", WGMMA_LIST_52, WGMMA_52(d), a, x, y)
-#define WGMMA_STEPS(n, list, d, a, x, y)                                                              \
-  asm volatile(WGMMA_START WGMMA_PAIR(n, list, "%0,%1,%2,%3", "%4,%5,%6,%7", "none")                  \
-                   WGMMA_PAIR(n, list, "%8,%9,%10,%11", "%12,%13,%14,%15", "more") WGMMA_DONE         \
-               : WGMMA_IN(a, 0), WGMMA_IN(a, 4), WGMMA_IN(a, 8), WGMMA_IN(a, 12), "+l"(x), "+l"(y), d \
-               :                                                                                      \
-               : "memory")
-#define WGMMA_START \
-  "{\n.reg .pred none, more;\nsetp.ne.b32 none, 0, 0;\nsetp.eq.b32 more, 0, 0;\nwgmma.fence.sync.aligned;\n"
-#define WGMMA_DONE "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n}"
-#define WGMMA_PAIR(n, list, a, b, first) WGMMA_STEP(n, list, a, "%16", first) WGMMA_STEP(n, list, b, "%17", "more")
-#define WGMMA_STEP(n, list, a, descriptor, add) \
-  "wgmma.mma_async.sync.aligned.m64n" n "k8.f32.tf32.tf32 {" list "}, {" a "}, " descriptor ", " add ", 1, 1;\n"
-// Inputs stand among the outputs, and before them, so that their numbers are the same whatever n.
-#define WGMMA_IN(a, o) "+r"(a[o]), "+r"(a[o + 1]), "+r"(a[o + 2]), "+r"(a[o + 3])
-#define WGMMA_4(d, o) "=f"(d[o]), "=f"(d[o + 1]), "=f"(d[o + 2]), "=f"(d[o + 3])
-#define WGMMA_12(d, o) WGMMA_4(d, o), WGMMA_4(d, o + 4), WGMMA_4(d, o + 8)
-#define WGMMA_20(d) WGMMA_12(d, 0), WGMMA_4(d, 12), WGMMA_4(d, 16)
-#define WGMMA_32(d) WGMMA_20(d), WGMMA_12(d, 20)
-#define WGMMA_40(d) WGMMA_32(d), WGMMA_4(d, 32), WGMMA_4(d, 36)
-#define WGMMA_52(d) WGMMA_40(d), WGMMA_12(d, 40)
-#define WGMMA_LIST_20 "%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37"
-#define WGMMA_LIST_32 WGMMA_LIST_20 ",%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49"
-#define WGMMA_LIST_40 WGMMA_LIST_32 ",%50,%51,%52,%53,%54,%55,%56,%57"
-#define WGMMA_LIST_52 WGMMA_LIST_40 ",%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69"
+// A row in shared memory, and how far the one is that comes 8 rows later. Where there are fewer rows, any will do: its
+// products are never looked at. The tests take one that is there.
+#define ROW_OF(row, count) (row)
+#define ROWS_APART(row, count) 8
+
+// d = a b, or with more d += a b, by a whole warpgroup: 64 rows in registers, or that a descriptor names, with n rows
+// that another one does. Between WGMMA_BEGIN and WGMMA_WAIT nobody may touch d. Of the tests alone: rows and others are
+// how many of the rows hold something.
+#define WGMMA_BEGIN(d) (keep_in_registers(d), wgmma_fence())
+#define WGMMA(n, depth, types, tail, d, a, b, more, rows, others)                                                  \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nwgmma.mma_async.sync.aligned.m64n" #n depth ".f32." types \
+               " {" WGMMA_LIST_##n "}, %0, %4, p, 1, 1" tail ";\n}"                                                \
+               : "+l"(a), "+r"(more), "+r"(more), "+r"(more), "+l"(b), "+r"(more), WGMMA_SUMS_##n(d))
+#define WGMMA_REGISTERS(n, depth, types, d, a, b, more, others)                                                    \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nwgmma.mma_async.sync.aligned.m64n" #n depth ".f32." types \
+               " {" WGMMA_LIST_##n "}, {%0,%1,%2,%3}, %4, p, 1, 1;\n}"                                             \
+               : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3]), "+l"(b), "+r"(more), WGMMA_SUMS_##n(d))
+#define WGMMA_END(d) (wgmma_commit(), keep_in_registers(d))
+#define WGMMA_WAIT(d) (wgmma_wait(), keep_in_registers(d))
+
+#define WGMMA_4(d, o) "+f"(d[o]), "+f"(d[o + 1]), "+f"(d[o + 2]), "+f"(d[o + 3])
+#define WGMMA_8(d, o) WGMMA_4(d, o), WGMMA_4(d, o + 4)
+#define WGMMA_SUMS_16(d) WGMMA_8(d, 0)
+#define WGMMA_SUMS_24(d) WGMMA_8(d, 0), WGMMA_4(d, 8)
+#define WGMMA_SUMS_32(d) WGMMA_8(d, 0), WGMMA_8(d, 8)
+#define WGMMA_SUMS_40(d) WGMMA_SUMS_32(d), WGMMA_4(d, 16)
+#define WGMMA_SUMS_56(d) WGMMA_SUMS_32(d), WGMMA_8(d, 16), WGMMA_4(d, 24)
+#define WGMMA_SUMS_64(d) WGMMA_SUMS_32(d), WGMMA_8(d, 16), WGMMA_8(d, 24)
+#define WGMMA_LIST_16 "%6,%7,%8,%9,%10,%11,%12,%13"
+#define WGMMA_LIST_24 WGMMA_LIST_16 ",%14,%15,%16,%17"
+#define WGMMA_LIST_32 WGMMA_LIST_24 ",%18,%19,%20,%21"
+#define WGMMA_LIST_40 WGMMA_LIST_32 ",%22,%23,%24,%25"
+#define WGMMA_LIST_56 WGMMA_LIST_40 ",%26,%27,%28,%29,%30,%31,%32,%33"
+#define WGMMA_LIST_64 WGMMA_LIST_56 ",%34,%35,%36,%37"
+
+namespace fl_lightning::cuda {
+template <int kCount>
+__device__ inline void keep_in_registers(float (&d)[kCount]) {
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) asm volatile("" : "+f"(d[k])::"memory");
+}
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+}  // namespace fl_lightning::cuda
 #endif
 
 namespace fl_lightning::cuda {
@@ -68,28 +78,39 @@ namespace fl_lightning::cuda {
 constexpr int kWarpgroup = 128, kWarpgroupRows = 64;  // threads of a warpgroup, and the rows that it has
 
 // Rows of 128 bytes as tensor cores read them: in patterns of 8 rows, whose runs of 16 bytes have changed places.
-constexpr int kSpan = 32;  // words of 4 bytes
+constexpr int kSpan = 32, kPatternBytes = 1024;  // words of 4 bytes
 __device__ inline int word_at(int row, int column) { return row * kSpan + (column ^ row % 8 * 4); }
 
-// Of such rows, from the address on: the distance of patterns is 1024 bytes, and their kind 1 (128 bytes).
-__device__ inline std::uint64_t rows_from(unsigned address) {
-  return std::uint64_t{address >> 4 & 0x3fffu} | std::uint64_t{1} << 16 | std::uint64_t{1024 >> 4} << 32 |
-         std::uint64_t{1} << 62;
+// Of such rows, from an address on, the lower half of the descriptor. It counts in 16 bytes: what is added to it moves
+// the address. The upper half says that patterns are 1024 bytes apart, and that their kind is 1 (128 bytes).
+__device__ inline unsigned rows_from(unsigned address) { return (address >> 4 & 0x3fffu) | 1u << 16; }
+constexpr std::uint64_t kPatterns = (std::uint64_t{kPatternBytes >> 4} << 32) | std::uint64_t{1} << 62;
+
+// One instruction on 32 bytes of each row of 16-bit numbers: 16 columns.
+template <class T, int kCount>
+__device__ inline void wgmma(float (&d)[kCount], unsigned rows_a, unsigned rows_b, int more, int rows, int others) {
+#ifdef HAS_WGMMA
+  std::uint64_t a = kPatterns | rows_a, b = kPatterns | rows_b;
+#define WGMMA_OF(n)                                                      \
+  if constexpr (kCount == n / 2 && std::is_same_v<T, __half>) {          \
+    WGMMA(n, "k16", "f16.f16", ", 0, 0", d, a, b, more, rows, others);   \
+  } else if constexpr (kCount == n / 2) {                                \
+    WGMMA(n, "k16", "bf16.bf16", ", 0, 0", d, a, b, more, rows, others); \
+  }
+  WGMMA_OF(16) WGMMA_OF(24) WGMMA_OF(32) WGMMA_OF(40) WGMMA_OF(56) WGMMA_OF(64)
+#undef WGMMA_OF
+#endif
 }
 
-template <int kRows>
-__device__ inline void wgmma(float (&d)[kRows / 2], unsigned (&a)[16], std::uint64_t x, std::uint64_t y) {
+// One instruction on 8 columns in TF32, with the rows in registers.
+template <int kCount>
+__device__ inline void wgmma(float (&d)[kCount], unsigned* a, unsigned rows_b, int more, int others) {
 #ifdef HAS_WGMMA
-  static_assert(kRows == 40 || kRows == 64 || kRows == 80 || kRows == 104);
-  if constexpr (kRows == 40) {
-    WGMMA(40, d, a, x, y);
-  } else if constexpr (kRows == 64) {
-    WGMMA(64, d, a, x, y);
-  } else if constexpr (kRows == 80) {
-    WGMMA(80, d, a, x, y);
-  } else {
-    WGMMA(104, d, a, x, y);
-  }
+  std::uint64_t b = kPatterns | rows_b;
+#define WGMMA_OF(n) \
+  if constexpr (kCount == n / 2) WGMMA_REGISTERS(n, "k8", "tf32.tf32", d, a, b, more, others);
+  WGMMA_OF(16) WGMMA_OF(24) WGMMA_OF(32) WGMMA_OF(40) WGMMA_OF(56) WGMMA_OF(64)
+#undef WGMMA_OF
 #endif
 }
 

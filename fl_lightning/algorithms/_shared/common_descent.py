@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from fl_lightning import ops
@@ -23,24 +22,25 @@ def loss_angle(losses: Tensor) -> float:
     return math.atan2(float((losses - mean).norm()), float(mean) * math.sqrt(len(losses)))
 
 
-def fair_weights(losses: Tensor, cosine: bool = False, equal: float = EQUAL_LOSSES) -> Tensor:
+def fair_weights(losses: Tensor, cosine: bool = False, equal: float = EQUAL_LOSSES) -> Tensor | None:
     """Weights of the fair-driven objective: positive for clients whose loss must fall faster.
 
-    Losses stay on their device, which is not waited for.
-
     Args:
-        losses: ``[m]``.
+        losses: ``[m]`` on the CPU.
         cosine: the gradient of ``-cos(1, F)`` (FedLF, equation 5), which is ``sin(angle(F, 1)) / ||F||`` long, in place
             of weights ``h`` of unit length along it (FedMDFG, Algorithm 1, line 14).
         equal: angle in radians between losses and ``(1, ..., 1)`` up to which losses count as equal.
 
     Returns:
-        ``[m]``; zeros where the direction is undefined: one client, equal losses, or all losses 0.
+        ``[m]``; ``None`` where the direction is undefined: one client, equal losses, or all losses 0.
     """
-    squares, deviation = losses.square().sum(), (losses - losses.mean()).norm()
-    h = losses.sum() / squares * losses - 1
-    apart = deviation > math.tan(equal) / math.sqrt(len(losses)) * losses.sum().abs()
-    return torch.where(apart, h / h.norm() * (deviation / squares if cosine else 1.0), 0.0)
+    m, total, squares = len(losses), float(losses.sum()), float(losses.square().sum())
+    deviation = float((losses - total / m).norm())
+    if not deviation > math.tan(equal) / math.sqrt(m) * abs(total):
+        return None
+    h = total / squares * losses - 1
+    weights: Tensor = h / h.norm() * (deviation / squares if cosine else 1.0)
+    return weights
 
 
 class Directions(NamedTuple):

@@ -31,12 +31,12 @@ def line_search(
     Returns:
         The length and the number of trials; ``None`` if no trial had finite losses.
     """
-    length, trials = highest, list[tuple[float, float]]()  # H
+    length, trials, angle = highest, list[tuple[float, float]](), loss_angle(before)  # H
     while length >= lowest * (1 - _ROUNDING):  # line 4
         after = losses_after(length)  # lines 5 and 6
         trials.append((length, float(after.sum())))  # line 7
         enough = bool((before - after >= length * demand).all())  # line 8
-        if enough and (not fairer or loss_angle(after) < loss_angle(before)):  # line 9
+        if enough and (not fairer or loss_angle(after) < angle):  # line 9
             return length, len(trials)
         length /= 2  # line 14
     finite = [trial for trial in trials if math.isfinite(trial[1])]

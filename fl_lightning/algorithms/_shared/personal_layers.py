@@ -15,7 +15,6 @@ from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Layers, ModelPart, Snapshot, packed, put_flat, unpack
 from fl_lightning.core.modules import named_model_buffers, outside_metrics, submodules, trained_parameters
 from fl_lightning.core.storage.declared import at_clients
-from fl_lightning.core.storage.model_files import check_files
 from fl_lightning.core.storage.per_client import plain
 
 
@@ -27,7 +26,6 @@ class PersonalLayers(ClientRule):
 
     Args:
         directory: where the layers lie in files between rounds; ``None``: in memory on the CPU and in the checkpoint.
-        keep_checkpoints: with ``directory``, how many of the newest checkpoints can be resumed from; ``None``: all.
 
     Attributes:
         method: the method's name, for errors.
@@ -38,9 +36,8 @@ class PersonalLayers(ClientRule):
 
     own = at_clients(files="directory", size="part_bytes")
 
-    def __init__(self, directory: str | None = None, keep_checkpoints: int | None = 2) -> None:
-        check_files(self.method, directory, keep_checkpoints)
-        self.directory, self.keep_checkpoints = directory, keep_checkpoints
+    def __init__(self, directory: str | None = None) -> None:
+        self.directory = directory
         self._received: tuple[Tensor, Tensor] | None = None
         self.part_bytes = 0
 

@@ -7,7 +7,7 @@ the Gram matrix ``K = V V^T``: ``V d = K c`` and ``||d||^2 = c^T K c``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,6 @@ from fl_lightning.algorithms.records import StepReport
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.storage.row_history import RowHistory
 from fl_lightning.ops.live_rows import live_rows as live_rows_beside
-from fl_lightning.ops.live_rows import row_norms
 
 ZERO_ROW = 1e-8  # a row this much shorter than the median online one counts as zero
 ZERO_DIRECTION = 1e-4  # a direction this much shorter than the rows counts as zero
@@ -35,22 +34,41 @@ def length(coeff: Tensor, gram: Tensor) -> Tensor:
     return (coeff @ gram @ coeff).clamp_min(0).sqrt()
 
 
-class Rescaled(NamedTuple):
-    """Coefficients ``[L, k]`` of a direction at its final length, and what it was before beside the mean row.
+def products(gram: Tensor, coeff: Tensor) -> Tensor:
+    """Products ``[L, k]`` of all rows with the combinations with coefficients ``[L, k]``, from ``[L, k, k]``."""
+    return torch.bmm(gram, coeff[:, :, None])[:, :, 0]
 
-    ``noted`` is a number that the rule wants to report of it.
+
+def mean_squares(gram: Tensor, online: int) -> Tensor:
+    """Squared lengths ``[L]`` of the mean of the online rows, from ``[L, k, k]``."""
+    return gram[:, :online, :online].mean((1, 2))
+
+
+class Rescaled(NamedTuple):
+    """A direction at its final length.
+
+    Attributes:
+        coeff: ``[L, k]`` its coefficients.
+        factor: what it was multiplied by.
+        ratio: how long it was before, beside the mean row.
     """
 
     coeff: Tensor
-    ratio: Tensor
-    noted: Tensor | float = 0.0
+    factor: float
+    ratio: float
 
 
-def as_long_as_mean(coeff: Tensor, gram: Tensor, online: int) -> Rescaled:
-    """Rescales coefficients ``[L, k]`` so that the whole step is as long as the mean of the online rows."""
-    size = (coeff * (gram @ coeff[:, :, None])[:, :, 0]).sum().clamp_min(0).sqrt()
-    target = gram[:, :online, :online].mean((1, 2)).sum().clamp_min(0).sqrt()
-    return Rescaled(coeff * torch.where(size > 0, target / size, 0.0), torch.where(target > 0, size / target, 0.0))
+def as_long_as_mean(coeff: Tensor, slopes: Tensor, squares: Tensor) -> Rescaled:
+    """Rescales a direction so that the whole step is as long as the mean of the online rows.
+
+    Args:
+        coeff: ``[L, k]`` its coefficients, on the CPU like the others.
+        slopes: ``[L, k]`` its products with the rows, see :func:`products`.
+        squares: ``[L]`` see :func:`mean_squares`.
+    """
+    size, target = (float(square.clamp_min(0).sqrt()) for square in ((coeff * slopes).sum(), squares.sum()))
+    factor = target / size if size > 0 else 0.0
+    return Rescaled(coeff * factor, factor, size / target if target > 0 else 0.0)
 
 
 def rounding_error(cohort: Cohort) -> float:
@@ -81,22 +99,22 @@ def no_step(rule: ServerRule, cohort: Cohort, **scalars: float) -> Tensor:
     return torch.zeros_like(cohort.params)
 
 
-class Decision(NamedTuple):
-    """A step, and how it came about, on the CPU.
+class Seen(NamedTuple):
+    """What is known of a direction, on the CPU.
 
     Attributes:
-        step: ``[n]``.
         coeff: ``[L, k]`` its coefficients.
-        slopes: ``[L, m]`` its products with the online rows.
-        ratio: length of its direction before it was rescaled, beside that of the mean row.
-        noted: as in :class:`Rescaled`.
+        slopes: ``[L, k]`` its products with the rows.
+        squares: ``[L]`` squared lengths of the mean of the online rows.
+        solved: ``[L]`` whether it holds in a layer; numbers, if they come from a device.
+        fair: ``[L]`` whether a fair row took part, likewise.
     """
 
-    step: Tensor
     coeff: Tensor
     slopes: Tensor
-    ratio: float
-    noted: float
+    squares: Tensor
+    solved: Tensor
+    fair: Tensor
 
 
 class JointRows:
@@ -119,53 +137,38 @@ class JointRows:
         self._history = RowHistory() if history is None else history
         self.gram = self._history.joint_gram(cohort.updates, absent, cohort.client_ids)
 
-    def on_cpu(self) -> Tensor:
-        """The Gram matrices on the CPU.
+    def on_cpu(self, gram: Tensor) -> Tensor:
+        """Gram matrices ``[..., m + h, m + h]`` on the CPU: those of the layers, or their sum.
 
         Raises:
             ValueError: a row of the round is not finite.
         """
-        gram = self.gram.cpu()
-        require_finite(gram.diagonal(dim1=-2, dim2=-1).isfinite().all(0)[: len(self.cohort)], self.cohort, self.method)
+        gram = gram.cpu()
+        finite = gram.diagonal(dim1=-2, dim2=-1).isfinite().reshape(-1, gram.shape[-1]).all(0)
+        require_finite(finite[: len(self.cohort)], self.cohort, self.method)
         return gram
 
     def combine(self, coeff: Tensor) -> Tensor:
         """The combination ``[n]`` with coefficients ``[L, m + h]``, or ``[m + h]`` for all layers alike."""
-        if coeff.dim() == 1:
+        if coeff.dim() == 1 and self.absent:
             coeff = coeff.expand(len(self.gram), -1)
         return self._history.combine(self.cohort.updates, coeff, self.absent)
 
-    def decide(self, found: Rescaled, sure: Tensor, again: Callable[[Tensor], Rescaled]) -> Decision | None:
-        """The combination with the coefficients found or, if they do not hold, with others that are found on the CPU.
+    def look(self, coeff: Tensor, solved: Tensor, fair: Tensor) -> Seen:
+        """Brings a direction, found beside the Gram matrices, to the CPU with what there is to know about it.
 
-        A device is asked once, and it has the step queued by then. So it waits for an answer only where one of the
-        degenerate cases occurs that it cannot decide on its own.
+        A device is asked once, for a few numbers of each layer.
 
         Args:
-            found: coefficients ``[L, m + h]`` beside the Gram matrices.
-            sure: whether they hold, given that all rows are finite and not all online ones zero.
-            again: finds coefficients from the Gram matrices on the CPU.
-
-        Returns:
-            The step; ``None`` if all online rows are zero.
-
-        Raises:
-            ValueError: a row of the round is not finite.
+            coeff: ``[L, m + h]`` its coefficients.
+            solved: ``[L]`` whether it holds in a layer.
+            fair: ``[L]`` whether a fair row took part.
         """
-        (coeff, ratio, noted), m, norms = found, len(self.cohort), row_norms(self.gram)
-        sure = sure & norms.isfinite().all() & norms[:, :m].any()
-        slopes = (self.gram @ coeff[:, :, None])[:, :m, 0]
-        step = None if self.gram.is_cpu else self.combine(coeff)
-        noted = noted if isinstance(noted, Tensor) else torch.full_like(ratio, noted)
-        parts = [sure.to(coeff)[None], ratio[None], coeff.flatten(), slopes.flatten(), noted.to(coeff)[None]]
-        seen = torch.split(torch.cat(parts).cpu(), [len(part) for part in parts])  # the only look
-        if bool(seen[0]):
-            coeff, slopes = seen[2].view(coeff.shape), seen[3].view(slopes.shape)
-            step = self.combine(coeff) if step is None else step
-            return Decision(step, coeff, slopes, float(seen[1]), float(seen[4]))
-        gram = self.on_cpu()
-        if not bool(row_norms(gram)[:, :m].any()):
-            return None
-        coeff, ratio, noted = again(gram)
-        slopes = (gram @ coeff[:, :, None])[:, :m, 0]
-        return Decision(self.combine(coeff), coeff, slopes, float(ratio), float(noted))
+        gram = self.gram
+        slopes, squares = products(gram, coeff), mean_squares(gram, len(self.cohort))
+        if not gram.is_cpu:
+            flags = torch.stack((solved, fair), 1).to(gram)
+            there = torch.cat((coeff, slopes, squares[:, None], flags), 1).cpu()
+            coeff, slopes, each = torch.split(there, [coeff.shape[1], coeff.shape[1], 3], 1)
+            squares, solved, fair = each.T.contiguous()
+        return Seen(coeff, slopes, squares, solved, fair)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from fl_lightning.core.columns import Columns
 
 
-def smallest(values: Tensor, counts: Tensor, columns: Columns, starts: Sequence[int]) -> Tensor:
+def smallest(values: Tensor, counts: Tensor, columns: Columns, starts: tuple[int, ...]) -> Tensor:
     """Marks the smallest numbers of every row in every segment, and all that equal the largest of these.
 
     Args:
@@ -40,7 +39,7 @@ def _bounds(values: Tensor, counts: list[int]) -> Tensor:
     return torch.stack(found)
 
 
-def _bounds_of_shares(values: Tensor, counts: Tensor, columns: Columns, starts: Sequence[int]) -> Tensor:
+def _bounds_of_shares(values: Tensor, counts: Tensor, columns: Columns, starts: tuple[int, ...]) -> Tensor:
     """The same, ``[k, L]``, by bisection: shares exchange how many of their numbers lie below.
 
     The bits of floating-point numbers have the order of the numbers, where none is negative.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, isfinite
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ def nonnegative_losses(cohort: Cohort, method: str) -> Tensor:
     Raises:
         ValueError: the cohort has no losses, or a loss is negative.
     """
-    losses = cohort.known_losses.cpu()
+    losses = cohort.known_losses
     if bool((losses < 0).any()):
         raise ValueError(
             f"losses must not be negative for {method}, found {losses.tolist()} from clients {cohort.client_ids}: "
@@ -96,7 +96,7 @@ def weighted_mean(cohort: Cohort, weights: Tensor) -> Tensor:
         ValueError: a row, which it names by its client, or the mean is not finite.
     """
     step = cohort.updates.combine(weights)
-    if not bool(cohort.updates.norm_of(step).isfinite()):
+    if not isfinite(float(cohort.updates.norm_of(step))):
         require_finite(cohort.updates.norms().isfinite(), cohort)
         raise ValueError(f"updates must have a mean that is finite in {step.dtype}, found NaN or infinity")
     return step

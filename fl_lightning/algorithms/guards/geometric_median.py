@@ -78,7 +78,7 @@ class GeometricMedian(Guard):
 
     def judge(self, cohort: Cohort) -> Verdict:
         """See the class."""
-        sizes = cohort.sizes.cpu()
+        sizes = cohort.sizes
         alpha = sizes / sizes.sum() if self.weighting == "samples" else torch.full_like(sizes, 1 / len(sizes))
         c = weiszfeld(cohort.updates.squared_distances(), alpha, self.smoothing, self.iterations)
         smallest = float((c / alpha).min())

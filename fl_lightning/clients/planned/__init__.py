@@ -3,10 +3,8 @@
 
 Uses the rest of ``clients`` and the rooms below it, and these parts of PyTorch that have no promise to stay:
 
-- ``TorchDispatchMode`` shows the calls of a recording (``recording.py``); without it, this package fails to import.
-- ``OpOverload._schema`` says what a call writes into, and ``OpOverload._op`` calls it without the Python around it
-  (``program.py``); without them, the log says that steps are eager because they cannot be recorded.
-- ``meta["grapharg"]`` of TorchDynamo's graphs shows numbers that became tensors (``plan.py``); without it, nothing is
-  planned.
-- The dictionaries of hooks show code that no graph has (``planned_gradients.py``); without them, a visit fails by name.
+- ``TorchDispatchMode`` and ``_pytree`` (``program.py``); without them, this package fails to import.
+- ``OpOverload._schema`` and ``_op`` (``program.py``), and ``meta["grapharg"]`` of TorchDynamo's graphs (``plan.py``);
+  without them, nothing is planned, and the log says so.
+- The dictionaries of hooks (``planned_gradients.py``); without them, a visit fails by name.
 """

@@ -8,18 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx, nn
 
-from fl_lightning.clients.planned.program import function_of
-from fl_lightning.clients.planned.recording import CannotPlanError, record, with_gradients
+from fl_lightning.clients.planned.program import CannotPlanError, program_of, with_gradients
+
+_COMPARED = ("what a step returns or logs", "a gradient", "a tensor that a step changes", "the random generator")
 
 
 class Plan:
     """Computes a loss and its gradients; called with the inputs of the graph. The first call is compared.
-
-    Args:
-        graph: operations of a loss, and of what else a step returns or keeps.
-        inputs: of the graph.
-        parameters: of the module.
-        fresh_gradients: put gradients into new memory in every call.
 
     Attributes:
         size: operations of a call.
@@ -31,9 +26,7 @@ class Plan:
         CannotPlanError: the graph cannot be repeated.
     """
 
-    def __init__(
-        self, graph: fx.GraphModule, inputs: Sequence[Tensor], parameters: Sequence[nn.Parameter], fresh_gradients: bool
-    ) -> None:
+    def __init__(self, graph: fx.GraphModule, inputs: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> None:
         for node in graph.graph.nodes:
             # Such a tensor decides about the dtype of a result; a number does not.
             if node.op == "placeholder" and getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", True):
@@ -45,9 +38,8 @@ class Plan:
             if value.requires_grad and id(value) not in own:
                 raise CannotPlanError("it needs the gradient of a tensor that no optimizer holds")
         self._graph = graph
-        recording = record(graph, inputs)
-        self._program, self.size = function_of(recording, fresh_gradients)
-        order = {id(inputs[place]): number for number, place in enumerate(recording.gradients)}
+        self._program, self.size, places = program_of(graph, inputs)
+        order = {id(inputs[place]): number for number, place in enumerate(places)}
         self._places = [order.get(id(parameter)) for parameter in parameters]
         self.gradients: list[Tensor | None] = []
         self.wrong: str | None = None
@@ -82,8 +74,7 @@ class Plan:
         returned, gradients = with_gradients(self._graph, inputs)
         found = [gradient.clone(memory_format=torch.contiguous_format) for gradient in gradients.values()]
         theirs = (returned, found, [tensor.detach() for tensor in inputs], [torch.get_rng_state()])
-        names = ("what a step returns or logs", "a gradient", "a tensor that a step changes", "the random generator")
-        for name, mine, right in zip(names, ours, theirs, strict=True):
+        for name, mine, right in zip(_COMPARED, ours, theirs, strict=True):
             if len(mine) != len(right) or not all(map(_same_bits, mine, right)):
                 self.wrong = self.wrong or f"{name} from a plan would differ from PyTorch's"
         if not keep:

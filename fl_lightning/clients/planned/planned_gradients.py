@@ -17,8 +17,7 @@ from fl_lightning.clients.fast_sgd import FastSGD
 from fl_lightning.clients.loss_gradients import EagerGradients
 from fl_lightning.clients.module_calls import ModuleCalls
 from fl_lightning.clients.planned.plan import Plan
-from fl_lightning.clients.planned.recording import CannotPlanError, begin_autograd
-from fl_lightning.clients.planned.step_log import StepLog
+from fl_lightning.clients.planned.program import CannotPlanError
 from fl_lightning.core.modules import submodules
 from fl_lightning.lightning.fast_log import TrainingLog
 from fl_lightning.lightning.names import LightningModule, rank_zero_info
@@ -36,13 +35,6 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 class PlannedGradients:
     """Takes the place of :class:`EagerGradients`, and calls it where there is no plan.
 
-    Args:
-        calls: how the module takes a batch.
-        hooks: what the client rule does.
-        eager: computes what is not planned.
-        optimizer: takes the gradients.
-        parameters: the bound parameters.
-
     Attributes:
         reason: why nothing is planned any more, to complete "eager, because ..."; ``None`` while there is none.
         planned: steps from plans so far.
@@ -50,17 +42,13 @@ class PlannedGradients:
     """
 
     def __init__(
-        self,
-        calls: ModuleCalls,
-        hooks: ClientHooks,
-        eager: EagerGradients,
-        optimizer: FastSGD,
-        parameters: Sequence[nn.Parameter],
+        self, calls: ModuleCalls, hooks: ClientHooks, eager: EagerGradients, parameters: Sequence[nn.Parameter]
     ) -> None:
-        begin_autograd()
+        # Autograd looks for devices before TorchDynamo makes it see some that the machine does not have. It would start
+        # a thread for each, and a process with such threads cannot be copied into workers that train.
+        torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
         self._given, self._eager, self._parameters = (calls, hooks), eager, parameters
-        self._module, self._log = calls.module, StepLog(calls.module)
-        self._fresh = hooks.keeps_gradients or not optimizer.lets_go
+        self._module, self._log = calls.module, _StepLog(calls.module)
         self._shapes: dict[Any, _Guarded] = {}
         self._hooked: str | None = None
         self.reason: str | None = None
@@ -70,12 +58,13 @@ class PlannedGradients:
     def take_optimizer(self, optimizer: FastSGD) -> None:
         """Gradients are for this optimizer from now on."""
         self._eager.take_optimizer(optimizer)
-        if not optimizer.lets_go and not self._fresh:
-            self.give_up("the optimizer was replaced by one that may keep gradients")
 
     def begin_visit(self) -> None:
         """A client is about to train."""
         if self.reason is not None:
+            return
+        if self._given[1].keeps_gradients or not self._eager.optimizer.lets_go:
+            self.give_up("the optimizer or the client rule may keep gradients, whose memory plans use again")
             return
         hooked, self._hooked = self._hooked, _hook_of(self._module, self._parameters)
         if self._hooked is None:
@@ -89,7 +78,7 @@ class PlannedGradients:
             shapes = _shapes_of(batch)
             guarded = self._shapes.get(shapes)
             if guarded is None and len(self._shapes) < _SHAPES:
-                guarded = self._shapes[shapes] = _Guarded(self._parameters, self._fresh)
+                guarded = self._shapes[shapes] = _Guarded(self._parameters)
             if guarded is not None and guarded.made <= _PLANS + guarded.steps // _WORTH:
                 return self._planned(guarded, shapes, batch, index)
             if guarded is not None and guarded.plans:
@@ -107,10 +96,9 @@ class PlannedGradients:
             if guarded.ran is not None:
                 raise  # as it would without a plan
             self.give_up(_reason_of(error))
+            return self._eager(batch, index)
         finally:
             log.notes = False
-        if self.reason is not None:
-            return self._eager(batch, index)
         plan = guarded.ran
         if plan is None:  # the step computes nothing, or TorchDynamo is switched off
             loss = self._eager.differentiate(loss)
@@ -123,56 +111,72 @@ class PlannedGradients:
             elif guarded.made > made:
                 self.announce(f"Local steps: planned for {_words(shapes)}, {plan.size} operations each")
             self.planned += guarded.made == made
-        log.replay()
+        for name, value, args, kwargs in log.records:
+            log.to(name, value, *args, **kwargs)
         return loss
 
     def give_up(self, reason: str) -> None:
-        """Plans nothing any more.
-
-        Args:
-            reason: completes "eager, because ...".
-        """
-        if self.reason is None:
-            self.reason = reason
-            self.announce(f"Local steps: eager from now on, because {reason}")
+        """Plans nothing any more."""
+        self.reason = reason
+        self.announce(f"Local steps: eager from now on, because {reason}")
 
     @property
-    def used(self) -> bool:
-        """Whether plans have been used since the last check."""
-        return any(plan.last is not None for guarded in self._shapes.values() for plan in guarded.plans)
+    def used(self) -> list[Plan]:
+        """The plans that have been used since the last check."""
+        return [plan for guarded in self._shapes.values() for plan in guarded.plans if plan.last is not None]
 
-    def check(self) -> str | None:
-        """Compares every plan that was used since the last check with PyTorch, on its last batch; changes nothing.
+    def check(self) -> None:
+        """Compares them with PyTorch, on their last batches; changes nothing.
 
-        Returns:
-            Why the steps since then cannot be trusted; ``None`` if all is well.
+        Raises:
+            ValueError: the steps since then cannot be trusted.
         """
-        for plan in [plan for guarded in self._shapes.values() for plan in guarded.plans]:
-            last, plan.last = plan.last, None
-            if last is not None and self.reason is None:
-                plan.compare(last, keep=False)
-                if plan.wrong is not None:
-                    self.give_up(plan.wrong)
-                    return plan.wrong
-        return None
+        for plan in self.used:
+            last, plan.last = plan.last or (), None
+            plan.compare(last, keep=False)
+            if plan.wrong is not None:
+                raise ValueError(f"planned_steps must be left out of this fit, because {plan.wrong}")
+
+
+class _StepLog:
+    """Shadows a module's ``log`` for a whole visit: notes calls, to pass them on later, or passes them on at once.
+
+    TorchDynamo checks a module whose attributes change in every step much more slowly.
+    """
+
+    def __init__(self, module: LightningModule) -> None:
+        self._module, self._shadow = module, _noting(self)
+        self.records: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = []
+        self.notes = False
+        self.to: Callable[..., None] = module.log
+
+    def install(self) -> None:
+        attributes = vars(self._module)
+        present = attributes.get("log", self._module.log)
+        if present is not self._shadow:
+            self.to, attributes["log"] = present, self._shadow
+
+
+def _noting(log: _StepLog) -> Callable[..., None]:
+    def note(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        if log.notes:
+            # A copy, as Lightning makes one: the rest of the step may write into what was logged.
+            log.records.append((name, value.detach().clone() if isinstance(value, Tensor) else value, args, kwargs))
+        else:
+            log.to(name, value, *args, **kwargs)
+
+    return note
 
 
 class _Guarded:
-    """Calls ``training_step`` through TorchDynamo, with plans in the place of its graphs.
+    """Calls ``training_step`` through TorchDynamo, with plans in the place of its graphs."""
 
-    Attributes:
-        plans: those in use.
-        ran: the plan of the last call.
-        made: plans so far.
-        steps: calls so far.
-    """
-
-    def __init__(self, parameters: Sequence[nn.Parameter], fresh_gradients: bool) -> None:
-        self._parameters, self._fresh = parameters, fresh_gradients
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
         self._compiled: Any = None
-        self.plans: list[Plan] = []
-        self.ran: Plan | None = None
-        self.made = self.steps = 0
+        self.plans: list[Plan] = []  # in use
+        self.ran: Plan | None = None  # in the last call
+        self.made = self.steps = 0  # plans and calls so far
 
     def __call__(self, *args: Any) -> Any:
         self.ran, self.steps = None, self.steps + 1
@@ -187,7 +191,7 @@ class _Guarded:
     def _plan(self, graph: Any, inputs: Sequence[Any]) -> Callable[..., Sequence[Tensor]]:
         self.made += 1
         try:
-            plan = Plan(graph, inputs, self._parameters, self._fresh)
+            plan = Plan(graph, inputs, self._parameters)
         except CannotPlanError:
             raise
         except Exception as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recording as one Python function whose results lie in memory that stays.
+"""A loss and its gradients, computed once with every ATen call noted, as a Python function in memory that stays.
 
 Calls that have a variant with ``out=`` write into tensors that are allocated once, and views of such tensors are made
 once. All other calls are made as they were recorded, so results have the same bits.
@@ -8,13 +8,13 @@ once. All other calls are made as they were recorded, so results have the same b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from fl_lightning.clients.planned.recording import Call, CannotPlanError, Recording
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 _ATEN = torch.ops.aten
 _QUICK = {
@@ -25,27 +25,62 @@ _QUICK = {
 """Frequent operations by the function that calls them fastest: no arguments are looked up in a schema."""
 
 
-def function_of(recording: Recording, fresh_gradients: bool) -> tuple[Callable[..., Any], int]:
-    """Writes the function: of the inputs, it gives what was returned, in new memory, and the gradients.
+class CannotPlanError(Exception):
+    """A step that cannot be repeated from a recording; the message completes "eager, because ..."."""
 
-    It has to be called without autograd.
 
-    Args:
-        recording: what to repeat.
-        fresh_gradients: put gradients into new memory at every call, for somebody who keeps them.
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[Any] = []  # operations, what went in and what came out
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _ATEN.lift_fresh.default:
+            func = _ATEN.clone.default  # a number becomes a tensor, a new one in every run
+        result = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, result))
+        return result
+
+
+def program_of(
+    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
+) -> tuple[Callable[..., Any], int, list[int]]:
+    """Runs a function and the backward pass of its loss on copies; the random generator stays where it is.
 
     Returns:
-        The function and the number of its calls.
+        A function of the inputs, to be called without autograd, that gives what was returned, in new memory, and the
+        gradients; the number of its calls; and the places of the inputs whose gradients these are.
 
     Raises:
         CannotPlanError: a call is of a kind that cannot be repeated.
     """
-    gradients = list(recording.gradients.values())
-    fresh = [*recording.returned, *(gradients if fresh_gradients else ())]
-    writer = _Writer(recording.inputs, set(map(_memory, fresh)))
-    for call in recording.calls:
-        writer.add(call)
-    return writer.function(recording.returned, gradients), len(writer.lines)
+    copies = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t.detach()) for t in inputs]
+    for copy, tensor in zip(copies, inputs, strict=True):
+        copy.requires_grad_(tensor.requires_grad)
+    with torch.random.fork_rng(devices=()), _Recorder() as recorder:
+        returned, gradients = with_gradients(function, copies)
+    writer = _Writer(copies, set(map(_memory, returned)))
+    for call in recorder.calls:
+        writer.add(*call)
+    return writer.function(returned, list(gradients.values())), len(writer.lines), list(gradients)
+
+
+def with_gradients(
+    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
+) -> tuple[list[Tensor], dict[int, Tensor]]:
+    """What a function returns, without its graph, and the gradients of its loss by place of their input.
+
+    Raises:
+        CannotPlanError: not exactly one tensor that it returns requires gradients.
+    """
+    returned = list(function(*inputs))
+    losses = [tensor for tensor in returned if tensor.requires_grad]
+    if len(losses) != 1:
+        raise CannotPlanError("it keeps tensors with their graphs" if losses else "its loss has no gradients")
+    places = [place for place, tensor in enumerate(inputs) if tensor.requires_grad]
+    found = torch.autograd.grad(losses[0], [inputs[place] for place in places], allow_unused=True)
+    gradients = {place: gradient for place, gradient in zip(places, found, strict=True) if gradient is not None}
+    return [tensor.detach() if tensor.requires_grad else tensor for tensor in returned], gradients
 
 
 class _Writer:
@@ -59,10 +94,9 @@ class _Writer:
         self._stays: dict[int, Tensor] = {}  # what takes the place of a recorded tensor in every run
         self._fresh, self._known, self._made = fresh, set[int](), set[int]()  # memory: new in every run; met; written
 
-    def add(self, call: Call) -> None:
-        op, args, kwargs, result = call
+    def add(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         _check(op, args)
-        taken, results = list(_tensors((args, kwargs))), list(_tensors(result))
+        taken, results = _tensors((args, kwargs)), _tensors(result)
         self._known.update(map(_memory, taken))
         memory = set(map(_memory, results))
         changes, shown = op._schema.is_mutable, memory & self._known
@@ -70,7 +104,8 @@ class _Writer:
         if op in (_ATEN.alias.default, _ATEN.detach.default):  # a view of all, and nobody asks here for a graph
             self._put(results, self._stays.get(id(taken[0])), self._text(taken[0]))
         elif results and shown == memory and not changes and all(id(tensor) in self._stays for tensor in taken):
-            made = op(*_mapped(args, self._stays), **_mapped(kwargs, self._stays))
+            args, kwargs = tree_map_only(Tensor, lambda tensor: self._stays[id(tensor)], (args, kwargs))
+            made = op(*args, **kwargs)
             for tensor, view in zip(results, _tensors(made), strict=True):
                 self._put([tensor], view)
         elif found is not None:
@@ -148,20 +183,8 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() or id(tensor)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple, Mapping)):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(part)
-
-
-def _mapped(value: Any, tensors: Mapping[int, Tensor]) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _mapped(part, tensors) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)([_mapped(part, tensors) for part in value])
-    return tensors[id(value)] if isinstance(value, Tensor) else value
+def _tensors(value: Any) -> list[Tensor]:
+    return [part for part in tree_leaves(value) if isinstance(part, Tensor)]
 
 
 def _with_out(op: Any) -> tuple[Any, tuple[str, ...], tuple[Any, ...]] | None:

@@ -161,9 +161,6 @@ class RowExchange:
     def complete(self, sent: Sequence[Sequence[SentRows]]) -> None:
         """Waits until the rows of all clients are in their places.
 
-        Args:
-            sent: per rank, what :meth:`send` has returned there, in order.
-
         Raises:
             RankError: a row that has arrived is not the one that was sent.
         """

@@ -35,11 +35,7 @@ class ColumnState:
     federation: Federation
 
     def hand_out(self, owners: Mapping[int, int]) -> None:
-        """Training begins: the copy gets what the clients that train here need.
-
-        Args:
-            owners: by client, the rank that trains it.
-        """
+        """Training begins: the copy gets what the clients that train here need."""
         visiting, federation = self.visiting, self.federation
         to_all = kept.state(self.server, "all")
         kept.take(visiting, {name: self._joined(name, value) for name, value in to_all.items()})

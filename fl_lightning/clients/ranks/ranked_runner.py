@@ -19,7 +19,7 @@ from fl_lightning.clients.visits import Outcome, Replays, Visits, portable
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.errors import ModuleError, RankError
 from fl_lightning.core.fair_shares import fair_shares
-from fl_lightning.lightning.epoch_loop import ClientTask
+from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.inspection import users_callback
 from fl_lightning.lightning.names import Callback
 from fl_lightning.lightning.ranks import Ranks
@@ -58,12 +58,6 @@ class RankedRunner(CohortRunner):
     about each client in columns, it must be brought to the client before, so clients are assigned beforehand. Which
     rank trains a client has no effect on any result, because a client's randomness depends on (seed, round, client)
     alone.
-
-    Args:
-        clients: trains single clients.
-        ranks: the processes.
-        exchange: of the clients' rows.
-        state: of the client rule, where it lies in columns.
     """
 
     def __init__(
@@ -145,19 +139,6 @@ class RankedRunner(CohortRunner):
         clients = {place: tasks[place].client_id for place in left}
         self._state.hand_out({client: owners[place] for place, client in clients.items() if client is not None})
         return ranks.until_asked(longest_first(place for place in left if owners[place] == ranks.rank))
-
-    def end_round(self) -> str | None:
-        """Asks all ranks.
-
-        Raises:
-            RankError: steps from plans cannot be trusted on one of them.
-        """
-        if self._clients.plans is None:
-            return None
-        for rank, reason in enumerate(self._ranks.gather(self._clients.check_plans())):
-            if reason is not None:
-                raise RankError(f"rank {rank} cannot trust its planned steps, because {reason}: planned_steps=False")
-        return None
 
     def losses(self, clients: Sequence[int], measure: Callable[[int], float]) -> list[float]:
         """See :meth:`CohortRunner.losses`; each rank measures a share."""

@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
 import os
 import selectors
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -23,9 +21,6 @@ Target = Callable[[int, Connection, int], None]
 class WorkerPool:
     """Starts workers, gives them work, and hears of them.
 
-    Args:
-        size: number of workers.
-
     Attributes:
         busy: indices of the workers that are in the middle of a round.
     """
@@ -37,7 +32,6 @@ class WorkerPool:
         self._ending: list[WorkerProcess] = []
         self._selector = selectors.DefaultSelector()
         self._waiting = b""
-        self._lock = threading.Lock()  # nobody is killed whose id another process may have by now
         self.busy: set[int] = set()
 
     @property
@@ -74,15 +68,14 @@ class WorkerPool:
                 written = os.write(self._queue[1], self._waiting[:4096])  # up to here, all or nothing
                 self._waiting = self._waiting[written:]
 
-    def messages(self) -> Iterator[tuple[int, Any]]:
-        """Waits for workers; yields their indices and messages, or as text how one ended that is gone."""
-        for key, _ in self._selector.select():
+    def messages(self, seconds: float | None = None) -> Iterator[tuple[int, Any]]:
+        """Waits for workers, at most so long; yields their indices and messages, or as text how one has ended."""
+        for key, _ in self._selector.select(seconds):
             index = key.data
             try:
                 message = messages.receive(self._workers[index].channel)
             except (EOFError, OSError):
-                with self._lock:
-                    worker = self._workers.pop(index)
+                worker = self._workers.pop(index)
                 self._selector.unregister(worker.channel)
                 worker.channel.close()
                 self.busy.discard(index)
@@ -94,15 +87,12 @@ class WorkerPool:
             self._feed()
 
     def kill(self, index: int) -> None:
-        """Ends one worker, if it is still there; :meth:`messages` will tell. Any thread may call it."""
-        with self._lock:
-            if index in self._workers:
-                process.kill(self._workers[index])
+        """Ends one worker; :meth:`messages` will tell."""
+        process.kill(self._workers[index])
 
     def release(self) -> None:
         """Lets workers that are done end by themselves: a large process takes milliseconds to go away."""
-        with self._lock:
-            workers, self._workers = self._workers, {}
+        workers, self._workers = self._workers, {}
         for worker in workers.values():
             self._selector.unregister(worker.channel)
             self._ending.append(worker)
@@ -117,22 +107,3 @@ class WorkerPool:
             for descriptor in self._queue:
                 os.close(descriptor)
             self._queue = None
-
-
-def training_order(costs: Sequence[float], workers: int) -> list[int]:
-    """In which order to train clients: as they come, unless beginning with the longest ends earlier by a twentieth.
-
-    Args:
-        costs: how long each one takes, in any unit.
-        workers: how many are trained at a time.
-    """
-    plain = list(range(len(costs)))
-    longest = sorted(plain, key=lambda place: -costs[place])
-
-    def end(order: Sequence[int]) -> float:
-        ends = [0.0] * workers
-        for place in order:
-            heapq.heapreplace(ends, ends[0] + costs[place])
-        return max(ends)
-
-    return plain if end(plain) <= 1.05 * end(longest) else longest

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -14,10 +15,9 @@ from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.upload import Upload
 from fl_lightning.clients.visits import Outcome, Replays
 from fl_lightning.clients.workers import messages, process
-from fl_lightning.clients.workers.pool import WorkerPool, training_order
-from fl_lightning.clients.workers.watchdog import Watchdog
+from fl_lightning.clients.workers.pool import WorkerPool
 from fl_lightning.clients.workers.worker import STOP, RoundDone, Worker, WorkerReady
-from fl_lightning.lightning.epoch_loop import ClientTask
+from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.names import rank_zero_info
 
 _ATTEMPTS = 3
@@ -43,9 +43,9 @@ class ParallelRunner(CohortRunner):
     def __init__(self, clients: ClientRunner, workers: int, timeout: float | None = None) -> None:
         self._clients, self._workers = clients, min(workers, len(clients.rows))
         self._pool = WorkerPool(self._workers)
-        self._since = messages.shared((self._workers,), torch.float64)  # and since when
-        self._watchdog = Watchdog(self._pool, self._since, timeout)
-        weakref.finalize(self, _end, self._watchdog, self._pool)
+        weakref.finalize(self, self._pool.stop)
+        self._timeout, self._killed = timeout, set[int]()  # indices of workers
+        self._since = messages.shared((self._workers,), torch.float64)  # by time.monotonic(), and
         self._places = messages.shared((self._workers,), torch.int64)  # what each worker is at
         self._replays = Replays(clients)
         self._said: set[str] = set()
@@ -64,8 +64,7 @@ class ParallelRunner(CohortRunner):
         self._tasks, self._costs = list(tasks), [0] * len(tasks)
         self._turn = -1  # place of the client that is being handed over
         self._results: dict[int, Outcome] = {}
-        self._under_way, self._frozen = False, ""
-        self._distrusted: str | None = None
+        self._under_way, self._flaw = False, ""
         self._attempts, self._left = 0, len(tasks)  # to train clients whose workers have died
 
     def train(self, task: ClientTask) -> Upload:
@@ -74,11 +73,11 @@ class ParallelRunner(CohortRunner):
         if self.fallback is not None or len(self._tasks) < 2:
             return self._clients.train(task)
         try:
-            with self._watchdog.waiting():
-                if not self._under_way:
-                    self._send_out()
-                while self._under_way and self._turn not in self._results:
-                    self._listen()
+            if not self._under_way:
+                self._send_out()
+            self._since.clamp_(min=time.monotonic())  # workers may have waited for this process until now
+            while self._under_way and self._turn not in self._results:
+                self._listen()
         except Exception as error:
             # No client has failed here, so none may be dropped for it: what clients raise comes with their results.
             self._fall_back(f"{type(error).__name__} between this process and its workers: {error}")
@@ -89,28 +88,23 @@ class ParallelRunner(CohortRunner):
             return self._clients.train(task)
         return self._replays.replay(task, self._results.pop(self._turn))
 
-    def end_round(self) -> str | None:
+    def end_round(self) -> None:
         """Waits until all workers are idle.
 
-        Returns:
-            See :meth:`CohortRunner.end_round`.
-
         Raises:
-            ValueError: parameters without gradients changed in a worker.
+            ValueError: see :meth:`CohortRunner.end_round`.
         """
         self._turn = len(self._tasks)
-        with self._watchdog.waiting():
-            while self._under_way and self._pool.busy:
-                self._listen()
+        self._since.clamp_(min=time.monotonic())
+        while self._under_way and self._pool.busy:
+            self._listen()
         self._pool.release()
         self._results, self._under_way = {}, False
-        if self._frozen:
-            raise ValueError(self._frozen)
-        return self._distrusted or self._clients.check_plans()
+        if self._flaw:
+            raise ValueError(self._flaw)
 
     def close(self) -> None:
         """Ends all workers."""
-        self._watchdog.close()
         self._discard()
 
     def _discard(self) -> None:
@@ -127,10 +121,10 @@ class ParallelRunner(CohortRunner):
         self._under_way = True
 
     def _hand_out(self, places: Sequence[int]) -> None:
-        places = [places[i] for i in training_order([self._costs[place] for place in places], self._workers)]
         self._places.fill_(STOP)
-        self._watchdog.begin()
-        self._pool.start(self._run, places)
+        self._killed.clear()
+        self._since.fill_(time.monotonic())
+        self._pool.start(self._run, sorted(places, key=lambda place: -self._costs[place]))  # the longest first
 
     def _run(self, index: int, channel: Connection, queue: int) -> None:
         mine = slice(index, index + 1)
@@ -139,20 +133,24 @@ class ParallelRunner(CohortRunner):
     # ---- work in
 
     def _listen(self) -> None:
-        """Waits for one message or more."""
-        for index, message in self._pool.messages():
+        """Waits for one message or more, and ends workers that take too long."""
+        limit = self._timeout
+        for index, message in self._pool.messages(None if limit is None else min(limit / 4, 1.0)):
             if isinstance(message, WorkerReady):
                 if message.obstacle:
                     self._fall_back(f"worker processes cannot train here ({message.obstacle})")
                     return
             elif isinstance(message, RoundDone):
-                self._frozen = self._frozen or message.frozen
-                self._distrusted = self._distrusted or message.distrusted
+                self._flaw = self._flaw or message.flaw
                 self._say(message.notes)
             elif isinstance(message, Outcome):
                 self._results[message.place] = message
             else:
                 self._fail_client_of(index, message)
+        for index in self._pool.busy - self._killed:
+            if limit is not None and time.monotonic() - float(self._since[index]) > limit:
+                self._killed.add(index)
+                self._pool.kill(index)
         if self._pool.busy:
             return
         left = [place for place in range(max(self._turn, 0), len(self._tasks)) if place not in self._results]
@@ -175,9 +173,10 @@ class ParallelRunner(CohortRunner):
         place = int(self._places[index])
         if place != STOP and place >= self._turn and place not in self._results:
             error: Exception = WorkerDiedError(f"its worker process {end}")
-            if index in self._watchdog.killed:
-                limit = self._watchdog.limit
-                error = TimeoutError(f"it trained for more than timeout={limit:g} s, and its worker process was killed")
+            if index in self._killed:
+                error = TimeoutError(
+                    f"it trained for more than timeout={self._timeout:g} s, and its worker process was killed"
+                )
             self._results[place] = Outcome(place, error=error)
 
     def _fall_back(self, reason: str) -> None:
@@ -185,8 +184,3 @@ class ParallelRunner(CohortRunner):
         self._discard()
         self.fallback = reason
         rank_zero_info(f"Parallel trains this fit's clients one after the other from now on: {reason}")
-
-
-def _end(watchdog: Watchdog, pool: WorkerPool) -> None:
-    watchdog.close()
-    pool.stop()

@@ -19,7 +19,7 @@ from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.visits import Outcome, Visits
 from fl_lightning.clients.workers import messages
 from fl_lightning.core.errors import ModuleError
-from fl_lightning.lightning.epoch_loop import ClientTask
+from fl_lightning.lightning.client_task import ClientTask
 
 STOP = -1
 _MOMENT = 0.02  # seconds
@@ -37,13 +37,11 @@ class RoundDone:
     """A worker's share of a round is over.
 
     Attributes:
-        frozen: says if parameters without gradients have changed.
-        distrusted: why its steps from plans cannot be trusted.
+        flaw: why what it has trained cannot be used.
         notes: what it has to say of plans.
     """
 
-    frozen: str = ""
-    distrusted: str | None = None
+    flaw: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -90,7 +88,7 @@ class Worker:
                 self._finish(visits.visit(self._tasks[place], place))
                 self._turn_to(STOP)
         self._send()
-        messages.send(self._channel, RoundDone(self._frozen(), self._clients.check_plans(), tuple(self._notes)))
+        messages.send(self._channel, RoundDone(self._flaw(), tuple(self._notes)))
 
     def _turn_to(self, place: int) -> None:
         self._since.fill_(time.monotonic())
@@ -120,9 +118,9 @@ class Worker:
                 failed = ModuleError(f"{reason}: use executor=Sequential()")
                 messages.send(self._channel, Outcome(outcome.place, error=failed))
 
-    def _frozen(self) -> str:
+    def _flaw(self) -> str:
         try:
-            self._clients.check_frozen()
+            self._clients.check_round()
         except ValueError as error:
             return str(error)
         return ""

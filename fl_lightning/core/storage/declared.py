@@ -7,18 +7,17 @@ A class says what it keeps as a module says which buffers it has::
         c = server_state(Tensor, columns=True, sent="all")
         c_i = per_client(Tensor, columns=True, sent="owner", device="control_device")
 
-``self.c`` is then a tensor, ``None`` until it is set, and ``self.c_i`` a dictionary by client id. Each declaration is a
-descriptor: the value lies in ``vars(self)`` under its name, and begins anew where nobody has set it. Everything else
-follows from the declarations, in :mod:`fl_lightning.core.storage.kept`: what a checkpoint holds and a fresh fit
-forgets, what goes to clients, which entries have a number per column, how many bytes a fit will take, and how a round
-that does not count is taken back. For that, rounds replace what is kept and never write into it.
+``self.c`` is then a tensor, ``None`` until it is set, and ``self.c_i`` a dictionary by client id. A declaration is a
+descriptor: the value lies in ``vars(self)`` and begins anew where nobody has set it. The rest follows from it in
+:mod:`fl_lightning.core.storage.kept`: what checkpoints hold and clients get, which entries have a number per column,
+how many bytes a fit takes, and how a round is taken back: rounds replace what is kept and never write into it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, overload
+from collections.abc import Callable
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ from fl_lightning.core.storage.per_client import ByClient, PerClient, plain, res
 from fl_lightning.core.storage.row_history import RowHistory
 
 T = TypeVar("T")
+Held = TypeVar("Held", bound=ByClient[Any] | RowHistory)
 _KINDS = (int, float, bool, Tensor)
 
 
@@ -141,15 +141,6 @@ class _ServerState(Declared[T]):
         return extent.columns * dtype.itemsize if self.columns else 0
 
 
-class _Holder(Protocol):
-    def tentatively(self) -> Callable[[bool], None]: ...
-    def state_dict(self) -> dict[Any, Any]: ...
-    def load_state_dict(self, state: Mapping[Any, Any]) -> None: ...
-
-
-Held = TypeVar("Held", bound=_Holder)
-
-
 class _Object(Declared[Held]):
     """An object whose content changes; nothing takes its place."""
 
@@ -188,13 +179,11 @@ class _AtClients(_Object[ByClient[Snapshot]]):
 
     def __init__(self, device: str | None, capacity: str | None, files: str | None, size: str | None) -> None:
         self._device, self._capacity, self._files, self._size = device, capacity, files, size
-        placed = (device, files, None if files is None else "keep_checkpoints")
-        self.placement = tuple(name for name in placed if name is not None)
+        self.placement = tuple(name for name in (device, files) if name is not None)
 
     def begun(self, rule: object) -> ByClient[Snapshot]:
-        directory = named(rule, self._files)
-        if directory is not None:
-            return ClientFiles(directory, named(rule, "keep_checkpoints"))
+        if (directory := named(rule, self._files)) is not None:
+            return ClientFiles(directory)
         return PerClient(Snapshot, named(rule, self._device), named(rule, self._capacity))
 
     def loaded(self, rule: object, state: Any) -> ByClient[Snapshot]:
@@ -205,8 +194,8 @@ class _AtClients(_Object[ByClient[Snapshot]]):
         return super().loaded(rule, state)
 
     def planned(self, rule: object, extent: Extent) -> int:
-        most = min(extent.clients, named(rule, self._capacity) or extent.clients)
-        held = most if named(rule, self._files) is None else 0
+        in_files = named(rule, self._files) is not None
+        held = 0 if in_files else min(extent.clients, named(rule, self._capacity) or extent.clients)
         return (held + extent.cohort) * (named(rule, self._size) or extent.model)
 
 
@@ -214,8 +203,7 @@ class _Rows(_Object[RowHistory]):
     columns, kind = ("{}.rows",), RowHistory
 
     def __init__(self, capacity: str, planned: str, device: str) -> None:
-        self._capacity, self._planned, self._device = capacity, planned, device
-        self.placement = (device,)
+        self._capacity, self._planned, self._device, self.placement = capacity, planned, device, (device,)
 
     def begun(self, rule: object) -> RowHistory:
         return RowHistory(named(rule, self._capacity), named(rule, self._device))
@@ -254,9 +242,8 @@ def server_state(
 
 
 def _can_begin(value: object) -> bool:
-    if isinstance(value, Tensor):
-        return value.layout is torch.strided and not value.is_meta
-    return (isinstance(value, float) and value == value) or (isinstance(value, int) and abs(value) < 2**63)
+    plain_one = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
+    return plain_one or (isinstance(value, float) and value == value) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 @checked(kind=ANY)
@@ -294,7 +281,7 @@ def at_clients(
     Args:
         device: the rule's attribute that says where models live.
         capacity: that says of how many clients models are kept.
-        files: that says in which directory they lie; ``keep_checkpoints`` then says how many checkpoints refer to them.
+        files: that says in which directory they lie.
         size: that says how many bytes one takes, for the memory plan; ``None``: as many as the module's.
     """
     return _AtClients(device, capacity, files, size)

@@ -96,11 +96,6 @@ def _own() -> str:
 def read_whole(path: Path, load: Callable[[], Any], remedy: str) -> Any:
     """Reads a file that :func:`write_whole` wrote, or ``torch.save``.
 
-    Args:
-        path: the file.
-        load: reads it.
-        remedy: what to do if it is damaged, for the error.
-
     Raises:
         ValueError: the file is damaged: cut short, overwritten, or not what was written.
         Exception: what ``load`` raises for a file without damage.

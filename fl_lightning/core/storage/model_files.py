@@ -13,26 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.arguments import check_unused
 from fl_lightning.core.model_snapshot import Snapshot
 from fl_lightning.core.storage.files import client_file, read_whole, write_whole
 from fl_lightning.core.storage.per_client import ByClient
+
+_CHECKPOINTS = 2
+"""So many of the newest can be resumed from."""
 
 
 class ClientFiles(ByClient[Snapshot]):
     """One :class:`~fl_lightning.core.model_snapshot.Snapshot` per client: ``<directory>/client-<id>/round-<when>.pt``.
 
     A checkpoint holds ids, rounds and digests only; the files are what it refers to. A file is never changed, and stays
-    as long as it is a client's newest or one of the last ``keep_checkpoints`` different states refers to it. Every fit
-    needs a directory of its own.
-
-    Args:
-        directory: where the files live; made when the first is written.
-        keep_checkpoints: how many of the newest checkpoints can be resumed from, at least 1; ``None``: all.
+    as long as it is a client's newest or one of the last two different states refers to it. Every fit needs a directory
+    of its own.
     """
 
-    def __init__(self, directory: str | Path, keep_checkpoints: int | None = 2) -> None:
-        self.directory, self.keep_checkpoints = Path(directory), keep_checkpoints
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
         self.clear()
 
     def __len__(self) -> int:
@@ -87,10 +85,8 @@ class ClientFiles(ByClient[Snapshot]):
         state = {client: when for client, (when, _) in self._newest.items()}
         if state and (not self._referred or self._referred[-1] != state):
             self._referred.append(state)
-            if self.keep_checkpoints is not None:
-                dropped = self._referred[: -self.keep_checkpoints]
-                self._referred = self._referred[-self.keep_checkpoints :]
-                self._remove({entry for old in dropped for entry in old.items()})
+            dropped, self._referred = self._referred[:-_CHECKPOINTS], self._referred[-_CHECKPOINTS:]
+            self._remove({entry for old in dropped for entry in old.items()})
         entries = [[client, when, digest] for client, (when, digest) in sorted(self._newest.items())]
         return {"files": torch.tensor(entries, dtype=torch.int64).view(-1, 3)}
 
@@ -106,7 +102,7 @@ class ClientFiles(ByClient[Snapshot]):
             if not self._path(client, when).exists():
                 raise FileNotFoundError(
                     f"{self._path(client, when)} is gone, the model of client {client} after round {when} that the "
-                    "checkpoint refers to: resume from a newer checkpoint, or keep the files of more (keep_checkpoints)"
+                    "checkpoint refers to: resume from one of the two newest checkpoints"
                 )
         self._referred = [{client: when for client, (when, _) in self._newest.items()}] if self._newest else []
 
@@ -119,17 +115,6 @@ class ClientFiles(ByClient[Snapshot]):
         kept |= {(client, when) for client, (when, _) in self._newest.items()}
         for client, when in entries - kept:
             self._path(client, when).unlink(missing_ok=True)
-
-
-def check_files(method: str, directory: str | None, keep_checkpoints: int | None) -> None:
-    """Refuses a number of checkpoints for models that lie in no files.
-
-    Raises:
-        ValueError: it would make no difference.
-    """
-    if directory is None and keep_checkpoints is not None:
-        why = "without directory, because all checkpoints hold their models themselves"
-        check_unused(f"keep_checkpoints of {method}", keep_checkpoints, 2, why)
 
 
 def _digest(model: Snapshot) -> int:

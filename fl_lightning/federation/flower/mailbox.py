@@ -36,9 +36,6 @@ class Mailbox:
 
     Replies that nobody waits for (late, or a second time) are counted and left alone.
 
-    Args:
-        grid: Flower's connection.
-
     Attributes:
         strays: how many such replies have come.
     """

@@ -150,10 +150,6 @@ class FairStrategy:
     def start(self, grid: Grid, num_rounds: int) -> LightningModule:
         """Runs the federation to its end, or goes on from the checkpoint in the folder.
 
-        Args:
-            grid: Flower's connection, from the ServerApp's main function.
-            num_rounds: of the whole federation, those before a resumption included.
-
         Returns:
             The module with the parameters that the method wants evaluated.
 

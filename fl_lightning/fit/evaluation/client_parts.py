@@ -132,12 +132,7 @@ class ClientParts:
         self._lengths = lengths
 
     def end(self, size: int, row: LoggedRow) -> ClientPart:
-        """The client's last batch is over.
-
-        Args:
-            size: its samples.
-            row: what its batches have logged.
-        """
+        """The client's last batch is over."""
         part = self._part(size, row)
         lists = {id(kept) for kept in self._lists}
         for kept in self.start.changed() if self._apart else ():

@@ -33,12 +33,7 @@ class Memory:
         self._first: dict[tuple[int, str | None], tuple[Kept, Any]] = {}
 
     def begin(self, module: LightningModule, start: WholeState) -> None:
-        """An evaluation begins.
-
-        Args:
-            module: the module.
-            start: what it holds.
-        """
+        """An evaluation begins."""
         if self._module is not module:
             self._module, self._first, self.names = module, {}, set()
         changed = [(kept, name, first) for (_, name), (kept, first) in self._first.items()]

@@ -20,10 +20,6 @@ class PredictionLoader:
     One loader, not a list of them: a list would make Lightning demand a ``dataloader_idx`` argument and rename every
     metric.
 
-    Args:
-        loaders: the clients' data.
-        limit: batches per client, a count or a fraction.
-
     Attributes:
         share: the clients that this process walks over; ``None``: all.
     """

@@ -56,11 +56,6 @@ class Division:
     def of_all(self, own: dict[int, ClientPart], parts: ClientParts, values: ClientValues) -> dict[int, ClientPart]:
         """What the clients of all processes have added, in the order of clients.
 
-        Args:
-            own: of the clients of this process.
-            parts: has kept them apart.
-            values: what ``self.log`` collects.
-
         Raises:
             RankError: they cannot be joined.
         """

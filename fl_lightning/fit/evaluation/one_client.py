@@ -31,11 +31,6 @@ class Alone:
 
     ``self.log`` fills the client's row, loggers and ``print`` are silent, and a hook that steps optimizers or
     schedulers ends there. The caller sees to what the module holds before and afterwards.
-
-    Args:
-        trainer: the trainer whose evaluation is running.
-        stage: ``"val"`` or ``"test"``.
-        noticed: tells undefined values.
     """
 
     def __init__(self, trainer: Trainer, stage: str, noticed: Noticed) -> None:
@@ -51,10 +46,6 @@ class Alone:
 
     def steps(self, loaders: Sequence[OwnBatches], mode: AbstractContextManager[None] | None = None) -> LoggedRow:
         """What the module logs about a client whose batches are all that it sees.
-
-        Args:
-            loaders: the client's batches of each loader.
-            mode: entered around all of it.
 
         Returns:
             What it logs; nothing but the error if a step raises, and what came before if the hook does.
@@ -97,9 +88,6 @@ class Alone:
 
     def end(self, row: LoggedRow) -> LoggedRow:
         """Runs the epoch-end hook for a client.
-
-        Args:
-            row: what the client's steps have logged.
 
         Returns:
             The same, and what the hook logs until it ends or raises; then the row holds the error.

@@ -56,13 +56,7 @@ class EvaluationReport:
         return replace(record, modes=modes)
 
     def log(self, record: EvaluationRecord, trainer: Trainer, callback: Callback) -> None:
-        """Logs the summary, the clients' values, and the angle for the progress bar.
-
-        Args:
-            record: the evaluation.
-            trainer: the trainer.
-            callback: whose hook runs: the summary goes through its ``log``.
-        """
+        """Logs the summary, the clients' values, and the angle for the progress bar."""
         self.check(record)
         metrics = evaluation_metrics(record)
         for name, value in metrics.items():

@@ -10,11 +10,7 @@ from fl_lightning.core.records import EvaluationRecord
 
 
 def evaluation_metrics(record: EvaluationRecord) -> dict[str, float]:
-    """Summary numbers of an evaluation under the names of docs/logged.md.
-
-    Args:
-        record: the per-client values.
-    """
+    """Summary numbers of an evaluation under the names of docs/logged.md."""
     metrics: dict[str, float] = {}
     for name in record.values:
         metrics |= {f"fed/{name}/{key}": float(value) for key, value in record.summary(name).items()}

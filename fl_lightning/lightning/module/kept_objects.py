@@ -23,14 +23,9 @@ from fl_lightning.lightning.names import LightningModule
 class Kept:
     """One object and what it held when it was looked at.
 
-    Args:
-        value: the object.
-        name: of the attribute of the module from which it was reached.
-        how: to look at it; ``None``: as objects of the class are.
-
     Attributes:
         value: the object.
-        name: of the attribute.
+        name: of the attribute of the module from which it was reached.
         content: what it held.
     """
 

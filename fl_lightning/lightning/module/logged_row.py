@@ -25,13 +25,7 @@ class LoggedRow:
     error: Exception | None = None
 
     def add(self, name: str, value: float, reason: str | None = None) -> None:
-        """Keeps a number.
-
-        Args:
-            name: its logged name.
-            value: the number.
-            reason: why it is undefined, if it is.
-        """
+        """Keeps a number."""
         self.values[name] = nan if reason is not None else value
         self.undefined.pop(name, None)
         if isnan(self.values[name]):

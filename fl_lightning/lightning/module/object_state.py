@@ -124,11 +124,7 @@ class ObjectState:
 
 
 class Undone:
-    """Runs a module without a trace in its attributes and metrics, and without a word to its loggers.
-
-    Args:
-        module: the module.
-    """
+    """Runs a module without a trace in its attributes and metrics, and without a word to its loggers."""
 
     def __init__(self, module: LightningModule) -> None:
         self._module = module
@@ -136,11 +132,7 @@ class Undone:
 
     @contextmanager
     def __call__(self, evaluate: bool = True) -> Iterator[None]:
-        """Metrics are empty, ``self.log`` does nothing, and everything comes back in the end.
-
-        Args:
-            evaluate: eval mode; False leaves the modes alone.
-        """
+        """Metrics are empty, ``self.log`` does nothing, and everything comes back in the end."""
         module = self._module
         state = self._state = ObjectState(module) if self._state is None else self._state.current()
         parts = [part for metric in state.metrics.values() for _, part in submodules(metric)]

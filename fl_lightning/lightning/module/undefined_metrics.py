@@ -93,12 +93,7 @@ class Noticed:
             self.reasons, self._apart = outer, was
 
     def computed(self, metric: Metric, compute: Any = None) -> tuple[Any, str | None]:
-        """A metric's value, all NaN where it is undefined, and why.
-
-        Args:
-            metric: the metric.
-            compute: what computes it, by default its own method.
-        """
+        """A metric's value, all NaN where it is undefined, and why."""
         with self.apart() as reasons:
             metric._computed = None  # a cached value would not warn again
             reasons.extend(missing_classes(metric))

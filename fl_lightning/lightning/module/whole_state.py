@@ -55,9 +55,6 @@ class WholeState(ObjectState):
 
     Of a metric whose states can be joined, the states are remembered. Of any other, all that it holds.
 
-    Args:
-        module: the module.
-
     Attributes:
         attributes: attributes and buffers among what is kept, those of metrics that cannot be joined left out.
         states: of the metrics whose states can be joined.

@@ -1,23 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the monitors ask of a trainer."""
+"""What callbacks ask of a trainer."""
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from typing import Any
 
-from fl_lightning.core.records import EvaluationRecord, RoundRecord
+from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.lightning.names import Callback, Trainer, TrainerFn
 
 
-class FederatedRecords(Protocol):
-    """The part of a federated strategy that monitors read."""
-
-    last_round: RoundRecord | None
-    last_evaluation: EvaluationRecord | None
-
-
-def records(trainer: Trainer, callback: Callback) -> FederatedRecords:
-    """The records of the trainer's strategy.
+def records(trainer: Trainer, callback: Callback) -> Any:
+    """The trainer's strategy, which has ``last_round`` and ``last_evaluation``.
 
     Raises:
         ValueError: the strategy is not a federated one.
@@ -28,15 +21,13 @@ def records(trainer: Trainer, callback: Callback) -> FederatedRecords:
             f"{type(callback).__name__} needs Trainer(strategy=FederatedStrategy(...)), "
             f"found strategy {type(strategy).__name__}"
         )
-    return cast(FederatedRecords, strategy)
+    return strategy
 
 
 def evaluation(trainer: Trainer, callback: Callback, stage: str) -> EvaluationRecord | None:
     """The evaluation that just ended, or ``None`` for a sanity check and for one without per-client values."""
-    record = records(trainer, callback).last_evaluation
-    if trainer.sanity_checking or record is None or record.stage != stage:
-        return None
-    return record
+    record: EvaluationRecord | None = records(trainer, callback).last_evaluation
+    return None if trainer.sanity_checking or record is None or record.stage != stage else record
 
 
 def is_fitting(trainer: Trainer) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -14,22 +14,13 @@ from fl_lightning.arguments import Bounds, Example, checked
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.lightning.trackers import hand_over, run_folder
-from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
 
 COLUMNS = ("round", "stage", "client", "samples", "metric", "value", "name")
 _SUMMARY = {
-    "mean": "mean",
-    "weighted_mean": "weighted mean",
-    "std": "std",
-    "angle": "angle (rad)",
-    "worst_5": "worst 5 %",
-    "worst_10": "worst 10 %",
-    "best_5": "best 5 %",
-    "best_10": "best 10 %",
-    "min": "min",
-    "max": "max",
-}
+    "mean": "mean", "weighted_mean": "weighted mean", "std": "std", "angle": "angle (rad)", "worst_5": "worst 5 %",
+    "worst_10": "worst 10 %", "best_5": "best 5 %", "best_10": "best 10 %", "min": "min", "max": "max",
+}  # fmt: skip
 _SHOWN_EACH_END = 10
 _FEW = 10
 """Samples: a client with fewer is noted, because one of its samples moves its accuracy by more than a tenth."""
@@ -49,7 +40,6 @@ class ClientTable(Callback):
     Args:
         dirpath: folder of the file; by default that of the first logger's run. Without either no file is written.
         max_clients: above this number the printed table is cut to the worst and best 10 clients.
-        larger_is_better: orientation of metrics where ``fairness_mode`` of the strategy does not say it.
         artifact: whether loggers that keep files and texts get the table.
 
     Raises:
@@ -57,17 +47,9 @@ class ClientTable(Callback):
     """
 
     @checked(max_clients=Bounds(2))
-    def __init__(
-        self,
-        dirpath: str | Path | None = None,
-        max_clients: int = 40,
-        larger_is_better: Mapping[str, bool] | None = None,
-        artifact: bool = True,
-    ) -> None:
+    def __init__(self, dirpath: str | Path | None = None, max_clients: int = 40, artifact: bool = True) -> None:
         self.dirpath = None if dirpath is None else Path(dirpath)
-        self.artifact = artifact
-        self.max_clients = max_clients
-        self.larger_is_better = dict(larger_is_better or {})
+        self.max_clients, self.artifact = max_clients, artifact
         self._fresh = False
         self._tail: tuple[Path, int] | None = None  # file and round of the last rows that this fit wrote
         self._written: tuple[Path, EvaluationRecord] | None = None  # what loggers have not got yet
@@ -78,8 +60,7 @@ class ClientTable(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Notes whether the fit continues an earlier one."""
-        self._fresh = is_fresh_fit(trainer)
-        self._tail = None
+        self._fresh, self._tail = is_fresh_fit(trainer), None
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the clients' validation values."""
@@ -98,16 +79,14 @@ class ClientTable(Callback):
         record = evaluation(trainer, self, "test")
         if record is not None:
             self._write(trainer, record)
-            trainer.print(self._text(record))
+            trainer.print(format_client_table(record, self.max_clients))
             self._hand_over(trainer)
-
-    def _text(self, record: EvaluationRecord) -> str:
-        return format_client_table(record, self.max_clients, self.larger_is_better)
 
     def _hand_over(self, trainer: Trainer) -> None:
         if self.artifact and self._written is not None:
             path, record = self._written
-            hand_over(trainer, path, f"clients/{record.stage}", self._text(record), record.round)
+            text = format_client_table(record, self.max_clients)
+            hand_over(trainer, path, f"clients/{record.stage}", text, record.round)
         self._written = None
 
     def _write(self, trainer: Trainer, record: EvaluationRecord) -> None:
@@ -117,8 +96,7 @@ class ClientTable(Callback):
         if folder is None or not trainer.is_global_zero:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "clients.csv"
-        fitting = is_fitting(trainer)
+        path, fitting = folder / "clients.csv", is_fitting(trainer)
         # Within a fit rounds ascend, so a long file is read once per fit and not once per round.
         continues = fitting and self._tail is not None and self._tail[0] == path and self._tail[1] < record.round
         if path.exists() and not continues:
@@ -133,9 +111,7 @@ class ClientTable(Callback):
 
 
 @checked(record=Example("strategy.last_evaluation after a validation or a test"), max_clients=Bounds(2))
-def format_client_table(
-    record: EvaluationRecord, max_clients: int = 40, larger_is_better: Mapping[str, bool] | None = None
-) -> str:
+def format_client_table(record: EvaluationRecord, max_clients: int = 40) -> str:
     """Lays out the clients' values and their summary as aligned plain text.
 
     Numbers that rest on some of the clients, such as the mean over the best 5 %, have the samples of these clients in
@@ -145,7 +121,6 @@ def format_client_table(
         record: an evaluation.
         max_clients: with more clients than this only the worst 10 and best 10 are listed, ordered by the first metric
             where larger is better (or else the first); clients without a value for it are not among them.
-        larger_is_better: orientation of metrics where ``fairness_mode`` of the strategy does not say it.
 
     Returns:
         Lines without a final line break.
@@ -153,47 +128,50 @@ def format_client_table(
     Raises:
         ValueError: ``max_clients`` is below 2.
     """
-    modes: dict[str, Mode] = {name: record.mode(name) for name in record.values}
-    modes |= {name: "max" if larger else "min" for name, larger in (larger_is_better or {}).items() if name in modes}
     title = f"{record.stage}, round {record.round}: {len(record.client_ids)} clients"
-    if not record.client_ids or not record.values:
+    names = list(record.values)
+    if not record.client_ids or not names:
         return f"{title}, no values"
     shown: list[int | None] = list(range(len(record.client_ids)))
     if len(shown) > max_clients:
-        metric = next((name for name, mode in modes.items() if mode == "max"), next(iter(modes)))
-        shown = _both_ends(record.ranking(metric, modes[metric]), max_clients)
+        metric = next((name for name in names if record.mode(name) == "max"), names[0])
+        shown = _both_ends(record.ranking(metric), max_clients)
         title += f", the worst and the best by {metric}"
-    behind = {name: _samples_behind(record, name, modes[name]) for name in record.values}
-    widths = [max(len(text) for text in behind[name].values()) for name in record.values]
-    rows = [["client", "samples", *record.values]]
+    behind = {name: _samples_behind(record, name) for name in names}
+    widths = [max(map(len, behind[name].values())) for name in names]
+    rows = [["client", "samples", *names]]
     for index in shown:
         if index is None:
             rows.append(["..."] * len(rows[0]))
             continue
         values = [_number(float(v[index])) + " " * w for v, w in zip(record.values.values(), widths, strict=True)]
         rows.append([record.client_names[index], str(int(record.sizes[index])), *values])
-    summaries = [record.summary(name, modes[name]) for name in record.values]
+    summaries = [record.summary(name) for name in names]
     for key, label in _SUMMARY.items():
         cells = [_number(float(s[key])) if key in s else "-" for s in summaries]
-        marks = [behind[name].get(key, "").ljust(w) for name, w in zip(record.values, widths, strict=True)]
-        rows.append([label, "", *(cell + mark for cell, mark in zip(cells, marks, strict=True))])
+        marks = [behind[name].get(key, "").ljust(w) for name, w in zip(names, widths, strict=True)]
+        rows.append([label, "", *map("".join, zip(cells, marks, strict=True))])
     if record.undefined:
-        counts = [str(len(record.undefined.get(name, ()))) for name in record.values]
+        counts = [str(len(record.undefined.get(name, ()))) for name in names]
         rows.append(["undefined", "", *(count + " " * w for count, w in zip(counts, widths, strict=True))])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(line.rstrip() for line in [title, *_aligned(rows, len(shown) + 1), *_note(record)])
+
+
+def _aligned(rows: Sequence[Sequence[str]], end: int) -> list[str]:
+    """Rows with columns of equal widths, the first at the left; a rule below the head and below row ``end``."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
         for row in rows
     ]
     rule = "-" * len(lines[0])
-    end = len(shown) + 1
-    lines = [title, lines[0], rule, *lines[1:end], rule, *lines[end:], *_note(record)]
-    return "\n".join(line.rstrip() for line in lines)
+    return [lines[0], rule, *lines[1:end], rule, *lines[end:]]
 
 
-def _samples_behind(record: EvaluationRecord, name: str, mode: Mode) -> dict[str, str]:
+def _samples_behind(record: EvaluationRecord, name: str) -> dict[str, str]:
     """In brackets, the evaluation samples of the clients that a summary number rests on, where these are not all."""
-    ranking, values = record.ranking(name, mode), record.values[name].abs() if mode == "abs" else record.values[name]
+    ranking, values = record.ranking(name), record.values[name]
+    values = values.abs() if record.mode(name) == "abs" else values
     order = [int(index) for index in ranking.argsort(stable=True) if not ranking[index].isnan()]
     if not order:
         return {"min": ""}
@@ -220,8 +198,7 @@ def _note(record: EvaluationRecord) -> list[str]:
 
 def _both_ends(values: Tensor, max_clients: int) -> list[int | None]:
     """Indices of the worst and the best clients from worst to best, ``None`` where clients are left out between."""
-    order = values.argsort(stable=True)
-    ranked: list[int | None] = [int(index) for index in order if not values[index].isnan()]
+    ranked: list[int | None] = [int(index) for index in values.argsort(stable=True) if not values[index].isnan()]
     each = min(_SHOWN_EACH_END, max_clients // 2)
     return ranked if len(ranked) <= 2 * each else [*ranked[:each], None, *ranked[-each:]]
 
@@ -230,21 +207,16 @@ def _number(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.4g}"
 
 
-def _rows(record: EvaluationRecord) -> Iterator[tuple[object, ...]]:
-    sizes = record.sizes.tolist()
-    for name, values in record.values.items():
-        columns = zip(record.client_ids, sizes, values.tolist(), record.client_names, strict=True)
-        for client, samples, value, called in columns:
-            yield record.round, record.stage, client, samples, name, repr(float(value)), called
-
-
 def _append_rows(path: Path, record: EvaluationRecord) -> None:
-    is_new = not path.exists()
+    is_new, sizes = not path.exists(), record.sizes.tolist()
     with path.open("a", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         if is_new:
             writer.writerow(COLUMNS)
-        writer.writerows(_rows(record))
+        for metric, values in record.values.items():
+            columns = zip(record.client_ids, sizes, values.tolist(), record.client_names, strict=True)
+            for client, samples, value, name in columns:
+                writer.writerow((record.round, record.stage, client, samples, metric, repr(float(value)), name))
 
 
 def _drop_rows(path: Path, record: EvaluationRecord, abandoned_from: int | None) -> None:

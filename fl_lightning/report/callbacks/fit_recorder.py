@@ -6,12 +6,11 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
-from fl_lightning.arguments import FILLED, checked
+from fl_lightning.arguments import checked
 from fl_lightning.core.layout import names_in
 from fl_lightning.core.modules import trained_parameters
 from fl_lightning.core.records import RoundRecord
@@ -35,12 +34,9 @@ class FitRecorder(Callback):
 
     Args:
         method: what the record calls the method; default the name of its class.
-        domains: one domain per training sample, such as the camera that took it: the record then says how many samples
-            of each domain the clients hold. By default it says so of classes, where the data's labels are known without
-            reading all samples.
 
-    Raises:
-        ValueError: in a fit, ``domains`` has not one entry per training sample.
+    The record says how many samples of each class the clients hold, where the labels are known without reading all
+    samples.
 
     Example::
 
@@ -50,9 +46,9 @@ class FitRecorder(Callback):
         fl.report.write_report([recorder.record], "report.html")
     """
 
-    @checked(domains=FILLED)
-    def __init__(self, method: str | None = None, domains: Sequence[str | int] | None = None) -> None:
-        self.method, self.domains = method, domains
+    @checked()
+    def __init__(self, method: str | None = None) -> None:
+        self.method = method
         self._builder: RecordBuilder | None = None
         self._last: RoundRecord | None = None
         self._learning_rate: float | None = None
@@ -72,8 +68,6 @@ class FitRecorder(Callback):
             )
         return self._builder.record(recording_seconds=self._seconds)
 
-    # ---- the fit
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuses strategies that are not federated."""
         records(trainer, self)
@@ -88,7 +82,7 @@ class FitRecorder(Callback):
         """Notes what is known before the first round."""
         with self._counted():
             known = _described(trainer, pl_module)
-            known["holdings"] = _classes(trainer) if self.domains is None else _domains(trainer, self.domains)
+            known["holdings"] = _classes(trainer)
             if self.method is not None:
                 known["method"] = self.method
             if self._builder is None:
@@ -116,27 +110,36 @@ class FitRecorder(Callback):
                 self._builder.add_evaluation_seconds(took)
                 if found is not None:
                     self._builder.add_evaluation(found)
+        self._grown(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Adds the round that just finished."""
         with self._counted():
             self._add_round(trainer)
+        self._grown(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """All rounds are over."""
-        if self._builder is not None:
-            self._builder.record(status="finished")
+        self._ended(trainer, "finished")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """The fit ends before its time."""
-        if self._builder is not None and is_fitting(trainer):
-            self._builder.record(status="interrupted")
+        self._ended(trainer, "interrupted" if is_fitting(trainer) else None)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Adds the clients' test values."""
         found = evaluation(trainer, self, "test")
         if found is not None and self._builder is not None:
             self._builder.add_evaluation(found)
+        self._ended(trainer)
+
+    def _grown(self, trainer: Trainer) -> None:
+        """The record has another round or evaluation."""
+
+    def _ended(self, trainer: Trainer, status: Literal["finished", "interrupted"] | None = None) -> None:
+        """A fit or a test is over."""
+        if self._builder is not None and status is not None:
+            self._builder.record(status=status)
 
     def state_dict(self) -> dict[str, Any]:
         """The record, as JSON text."""
@@ -208,19 +211,6 @@ def _versions() -> dict[str, str]:
     compiled = sorted({backend.implementation for backend in found.ops.values()})
     known = {name: str(value) for name, value in shown.items() if value is not None}
     return {**known, "accelerators": ", ".join(found.devices) or "none", "ops run on": ", ".join(compiled)}
-
-
-def _domains(trainer: Trainer, domains: Sequence[str | int]) -> Holdings | None:
-    loaders: Any = trainer.train_dataloader.loaders  # type: ignore[union-attr]
-    if len(domains) != len(loaders.dataset):
-        raise ValueError(
-            f"domains must have one entry for each of the {len(loaders.dataset)} training samples, found {len(domains)}"
-        )
-    held = [Counter(str(domains[k]) for k in loaders.indices(client).tolist()) for client in range(len(loaders))]
-    names = tuple(dict.fromkeys(map(str, domains)))
-    if len(names) * len(held) > _CELLS:
-        return None
-    return Holdings("domain", names, tuple(tuple(count[name] for name in names) for count in held))
 
 
 def _classes(trainer: Trainer) -> Holdings | None:

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
-from fl_lightning.arguments import FILLED, Bounds, checked
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.lightning.names import LightningModule, Trainer
 from fl_lightning.report.callbacks.fit_recorder import FitRecorder
 from fl_lightning.report.page import plotly_js, write_report
@@ -31,7 +31,6 @@ class Report(FitRecorder):
         path: the file; a relative one is looked for in the working directory.
         method: what the report calls the method; default the name of its class.
         every: seconds between two versions of the file.
-        domains: one domain per training sample, drawn in place of classes, see :class:`FitRecorder`.
 
     Raises:
         ImportError: plotly, which the extra ``report`` brings, is missing.
@@ -41,15 +40,9 @@ class Report(FitRecorder):
         trainer = L.Trainer(strategy=fl.FederatedStrategy(), callbacks=[fl.callbacks.Report("report.html")])
     """
 
-    @checked(every=Bounds(0), domains=FILLED)
-    def __init__(
-        self,
-        path: str | Path = "report.html",
-        method: str | None = None,
-        every: float = 5.0,
-        domains: Sequence[str | int] | None = None,
-    ) -> None:
-        super().__init__(method, domains)
+    @checked(every=Bounds(0))
+    def __init__(self, path: str | Path = "report.html", method: str | None = None, every: float = 5.0) -> None:
+        super().__init__(method)
         plotly_js()  # or a long fit would end without its report
         self.path, self.every = Path(path), every
         self._due = 0.0
@@ -59,31 +52,12 @@ class Report(FitRecorder):
         super().on_train_start(trainer, pl_module)
         self._due = 0.0
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Adds the round, and writes the file if it is due."""
-        super().on_validation_end(trainer, pl_module)
+    def _grown(self, trainer: Trainer) -> None:
         if self._last is not None and time.perf_counter() >= self._due:
             self._write(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Adds the round, and writes the file if it is due."""
-        super().on_train_epoch_end(trainer, pl_module)
-        if time.perf_counter() >= self._due:
-            self._write(trainer)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the file."""
-        super().on_train_end(trainer, pl_module)
-        self._write(trainer)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Writes what there is before the fit ends."""
-        super().on_exception(trainer, pl_module, exception)
-        self._write(trainer)
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Adds the clients' test values, and writes the file."""
-        super().on_test_end(trainer, pl_module)
+    def _ended(self, trainer: Trainer, status: Literal["finished", "interrupted"] | None = None) -> None:
+        super()._ended(trainer, status)
         self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:

@@ -41,7 +41,7 @@ class Nodes:
         taken(Origin, values)
         server = self.strategy.server
         if kind == "query.hello":
-            frozen = server._introductions._frozen
+            frozen = server._frozen
             described = server.fit_description.state_dict()
             return Message(packed(fl.ClientIntroduction(client, "x", 10, 1, described, frozen)), reply_to=message)
         if kind == "query.loss":

@@ -12,7 +12,7 @@ from functools import partial
 
 from in_process import federation, flat
 from resuming import ALGORITHMS, Marks, Rows
-from support import Classifier, Manual, federated_blobs, fit, fresh
+from support import Adapted, Classifier, Manual, federated_blobs, fit, fresh
 
 import fl_lightning as fl
 from fl_lightning.algorithms import MOON, SCAFFOLD, Ditto, FedAvg, FedDyn, FedHEAL, FedLF, FedProx
@@ -119,6 +119,7 @@ CASES = {
     "largest buffers": {"method": MOON, "options": {"norm": True}, "buffers": "largest"},
     "global buffers": {"method": Ditto, "options": {"norm": True}, "buffers": "global"},
     "FedHEAL with SCAFFOLD": {"method": FedHEAL, "client": SCAFFOLD},
+    "adapters": {"method": FedAvg, "module": Adapted},
     "all clients": {"method": FedLF, "server": {"clients_per_round": 1.0}},
     "guards": {
         "method": FedLF,

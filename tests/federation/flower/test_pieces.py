@@ -149,9 +149,7 @@ def members_of(configs, num_clients=3, patience=0.2, keys=None, method=FedAvg, *
     def hello(order):
         node = order.metadata.dst_node_id
         other = fl.FederatedServer(fresh(), num_clients, (wrong or {}).get(f"n{node}", method)(), seed=5)
-        told = fl.ClientIntroduction(
-            configs[node], "x", 10, 2, other.fit_description.state_dict(), server._introductions._frozen
-        )
+        told = fl.ClientIntroduction(configs[node], "x", 10, 2, other.fit_description.state_dict(), server._frozen)
         return Message(packed(told), reply_to=order)
 
     grid = grid_of(dict.fromkeys(configs, hello))

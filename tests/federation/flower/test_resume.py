@@ -32,7 +32,6 @@ class Scheduled(Classifier):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.1)]
 
 
-MOMENTUM = partial(torch.optim.SGD, momentum=0.9)
 CASES = {
     "FedLF": {"method": FedLF, "options": {"norm": True}},
     "SCAFFOLD": {"method": SCAFFOLD},
@@ -152,9 +151,8 @@ def test_an_object_starts_once(tmp_path):
 def test_reports_tables_and_logs_are_those_of_a_simulation(tmp_path, capsys):
     rows, recorder = Rows(), fl.callbacks.FitRecorder()
     table = fl.callbacks.ClientTable(tmp_path / "table")
-    fairness, conflicts = fl.callbacks.FairnessMonitor(), fl.callbacks.ConflictMonitor()
     shared = {"test": True, "clients_per_round": 4}
-    watched = {"callbacks": [recorder, table, fairness, conflicts], "logger": rows}
+    watched = {"callbacks": [recorder, table], "logger": rows}
     federation(tmp_path, FedLF, 3, server={**shared, **watched})
     record = recorder.record
     assert (record.method, record.status, record.planned_rounds, record.seed) == ("FedLF", "finished", 3, 5)

@@ -270,7 +270,7 @@ def test_what_a_client_reaches_alone_has_every_loader(tmp_path):
         folder=tmp_path, seeds=[5], bounds="local",
     )  # fmt: skip
     assert len(compared.results) == 2
-    for fitted in compared.results.values():
-        values = fitted.record.last_values("val").values
+    for record in compared.results.values():
+        values = record.last_values("val").values
         missing = [values[f"val_loss/dataloader_idx_{k}"].count(None) for k in (0, 1)]
         assert missing[0] == 0 < missing[1] < 6  # some clients have nothing of the second loader

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from fl_lightning.core.records import EvaluationRecord, RoundRecord
+from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.lightning.names import TrainerFn
 
 
@@ -25,24 +25,6 @@ def fake_trainer(**changes):
     trainer = SimpleNamespace(**{**fields, **changes})
     trainer.print = trainer.printed.append
     return trainer
-
-
-def round_record(round_index, conflicts=1, layers=None, blocks=(1, 0), merged=0, flagged=False, clients=4):
-    return RoundRecord(
-        round=round_index,
-        client_ids=tuple(range(clients)),
-        dropped={},
-        train_loss=1.0,
-        losses=None,
-        step_norm=1.0,
-        update_norms=torch.ones(clients),
-        conflicts=conflicts,
-        layer_conflicts=layers or {"first": 2, "second": 0},
-        flagged=flagged,
-        weights=None,
-        scalars={"block_conflicts": float(sum(blocks)), "merged_layers": float(merged)},
-        seconds=0.1,
-    )
 
 
 def evaluation_record(round_index, stage="val", ids=(0, 1, 2), sizes=(10, 20, 30), **values):

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 import torch
-from callback_fakes import evaluation_record, fake_trainer, round_record
+from callback_fakes import evaluation_record, fake_trainer
 
 from fl_lightning.lightning.names import TREE, LightningModule, SingleDeviceStrategy, Trainer, lightning_module
-from fl_lightning.report.callbacks import ClientTable, ConflictMonitor, FairnessMonitor
+from fl_lightning.report.callbacks import ClientTable, FitRecorder
 
 CSVLogger = lightning_module("loggers").CSVLogger
 
@@ -38,7 +38,6 @@ class Model(LightningModule):
 
     def on_validation_epoch_end(self):
         number = self.current_epoch + 1
-        self.trainer.strategy.last_round = round_record(number - 1, conflicts=number)
         self.trainer.strategy.last_evaluation = evaluation_record(number, acc=[0.1 * number, 0.2, 0.3])
 
     def on_test_epoch_end(self):
@@ -69,29 +68,17 @@ def rounds_in(path):
 
 @pytest.mark.filterwarnings("ignore:Experiment logs directory")
 def test_fit_resume_and_test(tmp_path, capsys):
-    callbacks = [FairnessMonitor(), ConflictMonitor(), ClientTable()]
-    trainer = make_trainer(tmp_path, 3, callbacks)
+    trainer = make_trainer(tmp_path, 3, [ClientTable()])
     trainer.fit(Model(), loader(), loader())
-    fairness, conflicts, _ = callbacks
-    assert fairness.metrics == ("acc",)  # the sanity check left nothing
-    assert fairness.curves("acc").rounds == [1, 2, 3]
-    assert [entry.round for entry in conflicts.rounds] == [0, 1, 2]
     trainer.save_checkpoint(tmp_path / "three.ckpt")
-
-    longer = [FairnessMonitor(), ConflictMonitor(), ClientTable()]
-    continued = make_trainer(tmp_path, 5, longer)
+    continued = make_trainer(tmp_path, 5, [ClientTable()])
     continued.fit(Model(), loader(), loader(), ckpt_path=tmp_path / "three.ckpt")
-    assert longer[0].curves("acc").rounds == [1, 2, 3, 4, 5]
-    assert longer[0].curves("acc").mean[:3] == fairness.curves("acc").mean
-    assert [entry.model for entry in longer[1].rounds] == [1, 2, 3, 4, 5]
     file = tmp_path / "run" / "version_0" / "clients.csv"
-    assert rounds_in(file) == [(str(n), "val") for n in range(1, 6)]
+    assert rounds_in(file) == [(str(n), "val") for n in range(1, 6)]  # the sanity check left nothing
 
     # Back to round 3: what the longer run wrote for rounds 4 and 5 belongs to another future.
-    again = [FairnessMonitor(), ConflictMonitor(), ClientTable()]
-    make_trainer(tmp_path, 4, again).fit(Model(), loader(), loader(), ckpt_path=tmp_path / "three.ckpt")
+    make_trainer(tmp_path, 4, [ClientTable()]).fit(Model(), loader(), loader(), ckpt_path=tmp_path / "three.ckpt")
     assert rounds_in(file) == [(str(n), "val") for n in range(1, 5)]
-    assert again[0].curves("acc").rounds == [1, 2, 3, 4]
 
     capsys.readouterr()
     continued.test(Model(), loader(), verbose=False)
@@ -100,19 +87,19 @@ def test_fit_resume_and_test(tmp_path, capsys):
 
 
 def test_second_fit_continues_and_fast_dev_run_writes_nothing(tmp_path):
-    callbacks = [FairnessMonitor(), ClientTable(tmp_path / "out")]
-    trainer, model = make_trainer(tmp_path, 2, callbacks), Model()
+    file = tmp_path / "out" / "clients.csv"
+    trainer, model = make_trainer(tmp_path, 2, [ClientTable(tmp_path / "out")]), Model()
     trainer.fit(model, loader(), loader())
     trainer.fit_loop.max_epochs = 4
     trainer.fit(model, loader(), loader())
-    assert callbacks[0].curves("acc").rounds == [1, 2, 3, 4]
-    before = (tmp_path / "out" / "clients.csv").read_bytes()
+    assert rounds_in(file) == [(str(n), "val") for n in range(1, 5)]
+    before = file.read_bytes()
     dry = make_trainer(tmp_path, 2, [ClientTable(tmp_path / "out"), ClientTable()], fast_dev_run=True)
     dry.fit(Model(), loader(), loader())
-    assert (tmp_path / "out" / "clients.csv").read_bytes() == before
+    assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize("make", [FairnessMonitor, ConflictMonitor, ClientTable])
+@pytest.mark.parametrize("make", [FitRecorder, ClientTable])
 def test_other_strategies_are_refused_before_anything_runs(make):
     trainer = Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[make()])
     message = (

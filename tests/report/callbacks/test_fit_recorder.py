@@ -9,7 +9,7 @@ from support import Blobs, Classifier, blobs, federated_blobs, fresh, quiet_trai
 
 import fl_lightning as fl
 from fl_lightning.report import RoundSeries, record_from_json, record_to_json
-from fl_lightning.report.callbacks import ConflictMonitor, FairnessMonitor, FitRecorder
+from fl_lightning.report.callbacks import FitRecorder
 
 
 def strategy(**options):
@@ -22,11 +22,22 @@ def timeless(record):
     return replace(record, rounds=replace(record.rounds, **seconds), recording_seconds=0.0, memory={})
 
 
+class Watch(L.Callback):
+    """Collects what the strategy says of rounds and evaluations."""
+
+    def __init__(self):
+        self.rounds, self.evaluations = [], []
+
+    def on_train_epoch_end(self, trainer, module):
+        self.rounds.append(trainer.strategy.last_round)
+        self.evaluations.append(trainer.strategy.last_evaluation)
+
+
 @pytest.mark.fit
-def test_a_record_says_what_the_monitors_say():
-    recorder, fairness, conflicts = FitRecorder(), FairnessMonitor(), ConflictMonitor()
+def test_a_record_says_what_the_strategy_said():
+    recorder, watch = FitRecorder(), Watch()
     chosen = strategy(algorithm=fl.algorithms.FedLF(max_history=2))
-    trainer = quiet_trainer(chosen, 4, callbacks=[recorder, fairness, conflicts])
+    trainer = quiet_trainer(chosen, 4, callbacks=[recorder, watch])
     module, data = fresh(lr=0.05), federated_blobs()
     trainer.fit(module, data)
     trainer.test(module, data, verbose=False)
@@ -45,12 +56,11 @@ def test_a_record_says_what_the_monitors_say():
     assert record.rounds.learning_rate == (0.05,) * 4
     assert all(seconds > 0 for seconds in (*record.rounds.training_seconds, *record.rounds.server_seconds))
     assert all(seconds > 0 for seconds in record.rounds.evaluation_seconds)
-    assert record.rounds.conflicts == tuple(entry.model for entry in conflicts.rounds)
-    curve = fairness.curves("val_acc")
+    assert record.rounds.conflicts == tuple(one.conflicts for one in watch.rounds)
     series = next(s for s in record.metrics if s.metric == "val_acc")
-    assert list(series.rounds) == curve.rounds
-    assert list(series.summaries["mean"]) == curve.mean
-    assert list(series.summaries["worst_10"]) == curve.worst_10
+    assert series.rounds == (1, 2, 3, 4)
+    for name in ("mean", "worst_10", "angle"):
+        assert series.summaries[name] == tuple(float(one.summary("val_acc")[name]) for one in watch.evaluations)
     assert record.last_values().values["test_acc"] == tuple(chosen.last_evaluation.values["test_acc"].tolist())
     assert record.weights.rows == data.client_names
     assert sum(map(sum, record.weights.counts)) == 12
@@ -143,19 +153,6 @@ def test_data_without_classes_and_without_validation():
     assert Reads.reads == 30
     assert recorder.record.evaluations == ()
     assert recorder.record.rounds.evaluation_seconds == (0.0,)
-
-
-@pytest.mark.fit
-def test_domains_are_counted_in_place_of_classes():
-    cameras = ["east", "west", 3] * 80
-    recorder, data = FitRecorder(domains=cameras), federated_blobs()
-    quiet_trainer(strategy(), 1, callbacks=[recorder]).fit(fresh(), data)
-    held = recorder.record.holdings
-    assert (held.kind, held.columns) == ("domain", ("east", "west", "3"))
-    assert [sum(row) for row in held.counts] == data.client_sizes.tolist()
-    assert [sum(column) for column in zip(*held.counts, strict=True)] == [80, 80, 80]
-    with pytest.raises(ValueError, match="domains must have one entry for each of the 240 training samples, found 2"):
-        quiet_trainer(strategy(), 1, callbacks=[FitRecorder(domains=[0, 1])]).fit(fresh(), federated_blobs())
 
 
 def test_classes_have_the_datasets_names():

@@ -16,3 +16,12 @@ inline __nv_bfloat16 __double2bfloat16(double x) {
   std::memcpy(&bits, &rounded, sizeof bits);
   return {static_cast<std::uint16_t>(std::isnan(x) ? 0x7fc0 : bits >> 16)};
 }
+
+struct alignas(4) __nv_bfloat162 {
+  __nv_bfloat16 x, y;
+};
+inline __nv_bfloat162 __hmin2(__nv_bfloat162 a, __nv_bfloat162 b) { return by_two(a, b, __bfloat162float, fminf); }
+inline __nv_bfloat162 __hmax2(__nv_bfloat162 a, __nv_bfloat162 b) { return by_two(a, b, __bfloat162float, fmaxf); }
+inline __nv_bfloat162 __hmax2_nan(__nv_bfloat162 a, __nv_bfloat162 b) {
+  return by_two(a, b, __bfloat162float, larger_or_nan);
+}

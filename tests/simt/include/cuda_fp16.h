@@ -30,3 +30,10 @@ inline __half __double2half(double x) {
   }
   return {static_cast<std::uint16_t>(bits | (std::signbit(x) ? 0x8000u : 0u))};
 }
+
+struct alignas(4) __half2 {
+  __half x, y;
+};
+inline __half2 __hmin2(__half2 a, __half2 b) { return by_two(a, b, __half2float, fminf); }
+inline __half2 __hmax2(__half2 a, __half2 b) { return by_two(a, b, __half2float, fmaxf); }
+inline __half2 __hmax2_nan(__half2 a, __half2 b) { return by_two(a, b, __half2float, larger_or_nan); }

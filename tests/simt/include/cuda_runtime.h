@@ -24,17 +24,19 @@
   static char name##_tag;         \
   const simt::Shared<T> name(&name##_tag, #name, simt::launch_bytes() / sizeof(T))
 
-#define SHARED_PATTERNS(T, name, n) \
-  static char name##_tag;           \
-  const simt::Shared<T> name(&name##_tag, #name, n, simt::kAtPattern)
 #define SHARED_ADDRESS(array) simt::address_of(array)
-#define COPY_ASYNC_4(to, from, any) simt::copy_async(4, to, from, any)
-#define COPY_ASYNC_8(to, from, any) simt::copy_async(8, to, from, any)
-#define COPY_ASYNC_16(to, from, any) simt::copy_async(16, to, from, any)
+#define COPY_ASYNC_4(to, from) simt::copy_async(4, to, from)
+#define COPY_ASYNC_16(to, from) simt::copy_async(16, to, from)
 #define COPY_COMMIT() simt::copy_commit()
 #define COPY_WAIT(groups) simt::copy_wait(groups)
 #define FENCE_TENSOR_CORES() simt::fence_tensor_cores()
-#define WGMMA(n, d, a, x, y) simt::wgmma(n, d, a, x, y)
+#define WGMMA_BEGIN(d) simt::wgmma_begin()
+#define WGMMA(n, depth, types, tail, d, a, b, more, rows, others) simt::wgmma(n, types, d, a, b, more, rows, others)
+#define WGMMA_REGISTERS(n, depth, types, d, a, b, more, others) simt::wgmma(n, types, d, a, b, more, others)
+#define ROW_OF(row, count) ((row) < (count) ? (row) : 0)
+#define ROWS_APART(row, count) ((row) + 8 < (count) ? 8 : 0)
+#define WGMMA_END(d) simt::wgmma_end()
+#define WGMMA_WAIT(d) simt::wgmma_wait()
 
 #define MMA(shape, types, d, a, b, c) simt::mma(shape, types, d, a, b, c)
 
@@ -127,6 +129,16 @@ inline long long __double_as_longlong(double value) {
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
 }
+// Which of two numbers of 16 bits it is, in each half of a pair.
+template <class Pair, class Float>
+Pair by_two(Pair a, Pair b, Float wide, float (*choose)(float, float)) {
+  const auto one = [&](auto x, auto y) {
+    const float chosen = choose(wide(x), wide(y));
+    return chosen == wide(x) || (std::isnan(chosen) && std::isnan(wide(x))) ? x : y;
+  };
+  return {one(a.x, b.x), one(a.y, b.y)};
+}
+inline float larger_or_nan(float a, float b) { return std::isnan(a) || std::isnan(b) ? NAN : std::fmax(a, b); }
 // To the nearest number with `digits` bits after the leading one and no exponent below `least`; ties to even.
 inline double round_to(double x, int digits, int least) {
   if (x == 0 || !std::isfinite(x)) return x;
@@ -165,12 +177,12 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
   return cudaSuccess;
 }
 struct cudaFuncAttributes {
-  std::size_t sharedSizeBytes;
+  int numRegs;
 };
 // Of a kernel for Hopper alone: elsewhere it is empty.
 template <class Kernel>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel) {
-  attributes->sharedSizeBytes = simt_capability == 9 ? 1024 : 0;
+  attributes->numRegs = simt_capability == 9 ? 128 : 8;
   return cudaSuccess;
 }
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };

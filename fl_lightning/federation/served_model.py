@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The module of a server: parameters that rounds step, buffers and attributes that they change, and what is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.clients.bound_parameters import BoundParameters
+from fl_lightning.clients.buffers import BufferBank
+from fl_lightning.clients.trained import trained_names
+from fl_lightning.clients.upload import Upload
+from fl_lightning.core.modules import frozen_digest
+from fl_lightning.federation.module_state import HomeModule
+from fl_lightning.fit.options import FitOptions
+from fl_lightning.lightning.names import LightningModule
+from fl_lightning.lightning.optimizers import configured_optimizers
+
+_DTYPES = {"32-true": None, "64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
+
+
+class ServedModel:
+    """A module whose parameters belong to a server.
+
+    Attributes:
+        module: the module.
+        binding: its parameters, bound to the global ones.
+        buffers: its buffers.
+        home: its attributes and metrics.
+        plain: what rounds have changed in attributes, as messages hold it.
+        frozen: digest of its parameters without gradients.
+
+    Raises:
+        ValueError: ``configure_optimizers`` needs data, or the module lacks what the method needs.
+    """
+
+    def __init__(self, module: LightningModule, options: FitOptions, precision: str, device: str) -> None:
+        module.configure_model()
+        self.module = module.to(device=device, dtype=_DTYPES[precision])
+        self._algorithm = options.algorithm
+        trained = trained_names(self.module, configured_optimizers(self.module))
+        self.binding = BoundParameters(self.module, options.algorithm.layers, trained)
+        options.client_rule.check_module(self.module, self.binding.layout)
+        self.buffers = BufferBank(self.module, options.buffers, trained)
+        self.home, self.plain = HomeModule(self.module, self.params.device), dict[str, Any]()
+        self.frozen = frozen_digest(self.module, trained)
+
+    @property
+    def params(self) -> Tensor:
+        """``[n]`` the global parameters."""
+        return self.binding.theta
+
+    @property
+    def evaluated(self) -> Tensor:
+        """``[n]`` the parameters that the method wants evaluated; the global ones themselves, if it is these."""
+        return self._algorithm.evaluation_params(self.params)
+
+    def merge(self, uploads: Sequence[Upload], counted: Collection[int]) -> None:
+        """Joins what visits of a round have left in attributes and metrics."""
+        self.home.merge(uploads, counted)
+        self.plain = self.home.plain()
+
+    def module_state_dict(self) -> dict[str, Tensor]:
+        """The module's state with the parameters to evaluate, copied to the CPU."""
+        with self.binding.showing(self.evaluated.contiguous()):
+            return {name: value.detach().cpu().clone() for name, value in self.module.state_dict().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a bit-exact continuation needs of the module."""
+        return {
+            "state_dict": self.module_state_dict(),
+            "params": self.params.clone(),
+            "buffers": {name: value.clone() for name, value in self.buffers.global_values().items()},
+            "module": self.home.plain(metrics=True),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what :meth:`state_dict` returned."""
+        self.module.load_state_dict(state["state_dict"])
+        self.params.copy_(state["params"])
+        self.binding.bind_global()
+        self.buffers.put(state["buffers"])
+        self.buffers.remember()
+        self.home.load(state["module"])
+        self.plain = self.home.plain()
+
+    def release(self) -> None:
+        """The module keeps the parameters to evaluate, in memory of its own."""
+        if self.evaluated is not self.params:
+            self.params.copy_(self.evaluated)
+        self.binding.release()

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of a table of methods: means and deviations over repetitions, and differences to the first method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, nan
+
+from fl_lightning.metrics.functional import Mode
+from fl_lightning.report.repetitions import Repetition, Spread, mark
+from fl_lightning.report.runs_of_a_method import Method, Stage
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number over repetitions.
+
+    Attributes:
+        spread: mean and standard deviation; ``None`` without any number.
+        mark: ``"+"`` if it is better than that of the reference, ``"-"`` if it is worse, empty where repetitions cannot
+            tell: :func:`fl_lightning.report.repetitions.mark`.
+    """
+
+    spread: Spread | None = None
+    mark: str = ""
+
+    @property
+    def mean(self) -> float:
+        """The mean over the repetitions; NaN without any number."""
+        return nan if self.spread is None else self.spread.mean
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of a single fit's number; NaN with one repetition."""
+        return nan if self.spread is None or self.spread.deviation is None else self.spread.deviation
+
+
+@dataclass(frozen=True)
+class MethodSummary:
+    """A row of the table.
+
+    Attributes:
+        method: its name.
+        bound: what the bound is called, if the row is one and no method.
+        learning_rate: of its clients; ``None`` without a single one.
+        repetitions: how many of them ran to their end.
+        mean: mean over the clients.
+        worst_10: mean over the worst tenth of the clients.
+        worst_client: name of the client whose mean over the seeds is the worst; empty where several divisions make
+            clients anew.
+        worst: this client's value; with several divisions, that of the worst client of each.
+        angle: fairness angle in radians; without numbers for metrics where small values are good.
+        std: standard deviation over the clients.
+        conflicts: share of a round's clients in conflict with the step; NaN for bounds.
+        seconds: of all rounds of a run, with their evaluations.
+        not_finite: of how many repetitions the numbers are not finite, and left out.
+        without_value: how many clients that other rows count have no value in one repetition at least.
+        infinite: a client's value is infinite at the end of one of the repetitions.
+        numbers: by name, the number of each repetition.
+    """
+
+    method: str
+    bound: str = ""
+    learning_rate: float | None = None
+    repetitions: int = 0
+    mean: Figure = Figure()
+    worst_10: Figure = Figure()
+    worst_client: str = ""
+    worst: Figure = Figure()
+    angle: Figure = Figure()
+    std: Figure = Figure()
+    conflicts: float = nan
+    seconds: float = nan
+    not_finite: int = 0
+    without_value: int = 0
+    infinite: bool = False
+    numbers: Mapping[str, Mapping[Repetition, float]] = field(default_factory=dict)
+
+
+def summaries(
+    methods: Sequence[Method], metric: str, stage: Stage, mode: Mode, reference: str | None = None
+) -> list[MethodSummary]:
+    """One row per method.
+
+    Args:
+        methods: the methods.
+        metric: whose values count; those of the clients' own models, where they have any.
+        stage: of the values.
+        mode: which of them are good.
+        reference: the method that others are compared with; default the first.
+    """
+    named = {method.label: (method, method.own(metric, stage)) for method in methods}
+    numbers = {label: method.numbers(name, stage, mode) for label, (method, name) in named.items()}
+    base = numbers.get(next(iter(named), "") if reference is None else reference, {})
+    counted = {label: _with_value(method, name, stage) for label, (method, name) in named.items()}
+    everyone = set[int]().union(*(clients for several in counted.values() for clients in several))
+    rows = []
+    for label, (method, name) in named.items():
+        figures = {
+            key: Figure(
+                Spread.of(found.values()),
+                mark(found, base.get(key, {}), mode == "max" and key not in ("angle", "std")),
+            )
+            for key, found in numbers[label].items()
+            if key in ("mean", "worst_10", "worst", "angle", "std")
+        }
+        who, several = method.worst_client(name, stage, mode), counted[label]
+        row = MethodSummary(
+            method=label,
+            bound=method.first.method if method.is_bound else "",
+            learning_rate=method.first.learning_rate,
+            repetitions=len(method.fits),
+            worst_client="" if who is None else method.first.client_names[who],
+            conflicts=nan if method.conflicts is None else method.conflicts,
+            seconds=nan if method.seconds is None else method.seconds,
+            not_finite=len(method.fits) - len(numbers[label].get("mean", ())),
+            without_value=len(everyone - several[0].intersection(*several)) if several else 0,
+            infinite=method.ends_infinite(name, stage) > 0,
+            numbers=numbers[label],
+            **figures,
+        )
+        rows.append(row)
+    return rows
+
+
+def _with_value(method: Method, metric: str, stage: Stage) -> list[set[int]]:
+    """The clients with a value, of each fit in which some have one."""
+    found = ({c for c, value in values.items() if isfinite(value)} for values in method.ends(metric, stage).values())
+    return [clients for clients in found if clients]
