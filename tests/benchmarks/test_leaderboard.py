@@ -235,7 +235,7 @@ def test_further_divisions_have_the_rates_of_the_suite_and_go_on(tiny, capsys):
     assert said.count("tiny: ") == len(runs) - len(METHODS), "the first division is the suite's"
     assert {run.learning_rate for run in runs if run.method in METHODS} == set(picked.values())
     assert {run.learning_rate for run in runs if run.method == "local only"} == {picked[REFERENCE]}
-    clients = [divisions.results[run].record.last_values("test").sizes for run in runs if run.method == REFERENCE]
+    clients = [divisions.results[run].last_values("test").sizes for run in runs if run.method == REFERENCE]
     assert len(set(clients)) == DIVISIONS
     page = divisions.page()
     assert "Not run yet" not in page
