@@ -29,7 +29,8 @@ class AdaFed(ServerRule):
     its client's loss (equations 5 and 6). The step is the shortest vector of the convex hull of what results, which is
     known in closed form (equations 12 to 14). With independent updates, ``u_k . d = phi_k ||d||^2`` for every client:
     nobody conflicts with the step, and whoever has the larger loss gains more. The order of the clients does not
-    matter then.
+    matter then. The step is at most as long as any update divided by its ``phi_k``: where clients take few steps and
+    many, those with few make it short.
 
     Degenerate cases. A client whose update is a combination of those of clients with larger losses has no say, nor has
     one whose update is 1e-8 times shorter than the median. A direction 1e-4 times shorter than the rows counts as zero:
