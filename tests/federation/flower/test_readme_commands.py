@@ -68,7 +68,7 @@ def shell(tmp_path):
 def section(text, title):
     """The lines of all code blocks of a section, continuation lines joined."""
     (body,) = re.findall(rf"^## {title}.*?\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    blocks = re.findall(r"^```\n(.*?)^```", body, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```\w*\n(.*?)^```", body, re.MULTILINE | re.DOTALL)
     return "".join(blocks).replace("\\\n", " ").splitlines()
 
 
