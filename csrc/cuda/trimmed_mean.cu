@@ -249,7 +249,7 @@ void trimmed_mean(Matrix rows, std::int64_t cut_rows, void* out_data, Context co
     const int m = static_cast<int>(rows.rows), cut = static_cast<int>(cut_rows);
     if (rows.columns == 0) return;
     if constexpr (sizeof(T) == 8) {
-      if (launch_least<T, 10, 16, 32, 64>(rows, cut, out, context)) return;
+      if (launch_least<T, 10, 16, 32, 48>(rows, cut, out, context)) return;
     } else {
       if (launch_least<T, 4, 10, 16, 24, 32, 40, 64, 100, 128>(rows, cut, out, context)) return;
     }

@@ -141,7 +141,7 @@ def test_the_programs_of_every_stage_run_on_the_cpu(script, tmp_path, monkeypatc
     assert "called layer_gram" in printed["benchmarks._gpu.every_path"]
     assert printed["benchmarks.device_rounds"].count("| yes |") == 2
     assert printed["benchmarks._gpu.one_call"].count("called ") == 2
-    for name in ("bandwidth", "bandwidth-layer_gram", "step", "rounds"):
+    for name in ("bandwidth", "step", "rounds"):
         table = (tmp_path / "out" / f"device-{name}-cpu-quick.md").read_text()
         assert "- device: " in table
         assert "- driver: " in table

@@ -119,7 +119,7 @@ def test_a_file_without_a_learning_rate_is_refused(project, capsys):
 @pytest.mark.parametrize(
     ("options", "methods", "words"),
     [
-        ([], ["FedAv"], "there is no method 'FedAv': did you mean 'FedAvg'? there are AAggFF, AFL, "),
+        ([], ["FedAv"], "there is no method 'FedAv': did you mean 'FedAvg'? there are AAggFF, AdaFed, AFL, "),
         ([], ["FedAvg", "FedAvg"], "--methods must name each method once, found FedAvg FedAvg"),
         (["--trainer.strategy=auto"], ["FedAvg"], "trainer.strategy must be federated or a class_path"),
         (["--trainer.devices=2"], ["FedAvg"], "devices and num_nodes of the trainer must be 1, because a run is"),

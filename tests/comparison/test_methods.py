@@ -25,7 +25,7 @@ def test_every_exported_method_can_be_named():
 
 @pytest.mark.parametrize(("text", "near"), [("FedLf", "FedLF"), ("QfedAvg(q=2)", "QFedAvg"), ("Scaffold", "SCAFFOLD")])
 def test_a_misspelt_name_lists_the_names_and_the_nearest(text, near):
-    with pytest.raises(ValueError, match=f"did you mean '{near}'[?] there are AAggFF, AFL, Ditto, .*TERM"):
+    with pytest.raises(ValueError, match=f"did you mean '{near}'[?] there are AAggFF, AdaFed, AFL, Ditto, .*TERM"):
         rule_from(text)
 
 

@@ -210,7 +210,7 @@ MUTATIONS = {
         hopper_is_right,
     ),
     "mean: bits of the wrong column": Planted(
-        "puc_combine.cu", "word + 1 < count", "false", "puc_combine", mean_is_right
+        "puc_combine.cu", "keep + column / 32", "keep + (column + 4) / 32", "puc_combine", mean_is_right
     ),
     "sums: of the last chunks only": Planted(
         "kernels/partials.cuh", "for (; group >> level & 1;", "for (; false;", "layer_gram", many_chunks_are_right

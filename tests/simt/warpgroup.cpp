@@ -74,6 +74,7 @@ struct Product {
   unsigned fragment[4];
 };
 struct Products {
+  std::uint32_t block = 0;  // that they belong to
   std::vector<Product> started;
   bool begun = false, ended = false;
 };
@@ -145,7 +146,11 @@ unsigned address_of(const Shared<unsigned>& array) {
   return array.address();
 }
 
-void wgmma_begin() { products[now().thread].begun = true; }
+void wgmma_begin() {
+  Products& own = products[now().thread];
+  if (own.block != block_start()) own = {block_start(), {}, false, false};  // a launch that failed may have left some
+  own.begun = true;
+}
 
 void wgmma(int n, const char* types, float* d, std::uint64_t a, std::uint64_t b, bool more, int rows, int others) {
   Products& own = products[now().thread];
@@ -165,7 +170,7 @@ void wgmma_wait(const char* file, int line) {
   const int thread = now().thread, first = thread / kWarpgroup * kWarpgroup;
   if (!products[thread].ended) fail("products of a warpgroup that are waited for and have not ended");
   gather([&] { multiply(first); }, file, line);
-  products[thread] = {};
+  products[thread] = {block_start(), {}, false, false};
 }
 
 }  // namespace simt

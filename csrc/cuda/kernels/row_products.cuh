@@ -9,14 +9,19 @@ namespace fl_lightning::cuda {
 
 constexpr int kRowThreads = 256, kRowsTogether = 8, kFewRows = 4;
 // Runs of each row that a thread has on their way at once, and blocks that a multiprocessor is to hold: measured on an
-// H200.
+// H200. For compute capability 10.0 the compiler takes more registers than three blocks leave.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kNarrowResident = 2;
+#else
+constexpr int kNarrowResident = 3;
+#endif
 template <class T, int kRows>
 constexpr int kSteps = kRows == kFewRows || sizeof(T) == 4 ? 2 : 1;
 template <class T, int kRows>
 constexpr int kResident = sizeof(T) == 8      ? 2
                           : kRows == kFewRows ? 4
                           : sizeof(T) == 4    ? 2
-                                              : 3;
+                                              : kNarrowResident;
 
 // kRows sums over the warp, each with the bits of warp_sum, in far fewer exchanges: lane l gets that of row
 // warp_row<kRows>(l). Each lane sends the half of its rows that the other lane goes on with.
