@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from math import prod
 from typing import Literal
 
@@ -98,6 +99,11 @@ class ParamLayout:
     def sizes(self) -> tuple[int, ...]:
         """Number of elements of each parameter tensor."""
         return tuple(prod(shape) for shape in self.shapes)
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Where the parameter tensors begin, and behind them ``n``."""
+        return (0, *accumulate(self.sizes))
 
     @cached_property
     def numel(self) -> int:

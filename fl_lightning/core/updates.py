@@ -9,7 +9,6 @@ what is a sum over all columns then takes all of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -105,10 +104,18 @@ class UpdateMatrix:
             lambda at, offsets: ops.layer_cross_gram(rows[:, at], others[:, at], offsets, chosen, total_columns=total)
         )
 
-    def dots(self, step: Tensor) -> Tensor:
-        """Inner products of every row with a step ``[n]``, per layer: ``[L, m]`` in float64."""
+    def dots(self, step: Tensor, starts: tuple[int, ...] | None = None) -> Tensor:
+        """Inner products of every row with a step ``[n]``, per layer: ``[L, m]`` in float64.
+
+        Args:
+            step: with the same columns.
+            starts: where other segments than layers begin, as :meth:`fl_lightning.core.columns.Columns.sum` takes them.
+        """
         rows, total = self.rows, self.columns.total
-        return self._layer_sums(lambda at, offsets: ops.layer_dots(rows[:, at], step[at], offsets, total_columns=total))
+        return self.columns.sum(
+            self.layout.layer_starts if starts is None else starts,
+            lambda at, offsets: ops.layer_dots(rows[:, at], step[at], offsets, total_columns=total),
+        )
 
     @torch.no_grad()
     def squared_distances(self, point: Tensor | None = None) -> Tensor:
@@ -162,7 +169,7 @@ class UpdateMatrix:
             kept.append(bits)
             return squares
 
-        squares = self.columns.sum((0, *accumulate(self.layout.sizes)), part)
+        squares = self.columns.sum(self.layout.starts, part)
         return torch.cat(kept), squares
 
     def _layer_sums(self, part: Callable[[slice, Tensor], Tensor]) -> Tensor:

@@ -15,13 +15,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import pairwise
 from math import prod
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning import ops
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
@@ -71,23 +70,19 @@ class EffectiveConflicts:
         if not self._pairs:
             return {}
         updates, layout = cohort.updates, self._layout
-        rows, columns, total = updates.rows, updates.columns, updates.columns.total
-        starts = (0, *accumulate(layout.sizes))
-        held = {name: (starts[place], starts[place + 1]) for place, name in enumerate(layout.names)}
+        held = dict(zip(layout.names, pairwise(layout.starts), strict=True))
         paired = {name for pair in self._pairs for name in pair.names}
         others = [place for place, name in enumerate(layout.names) if name not in paired]
         products = torch.zeros(len(updates), dtype=torch.float64)
         if others:
-            dots = columns.sum(
-                starts, lambda at, offsets: ops.layer_dots(rows[:, at], step[at], offsets, total_columns=total)
-            )
-            products += dots[others].sum(0).cpu()
+            products += updates.dots(step, layout.starts)[others].sum(0).cpu()
         parameters = dict(self._module.named_parameters())
+        parts = [cohort.params[None], updates.rows, step[None]]
         for pair in self._pairs:
             factors = []
             for name in pair.names:
                 if name in held:
-                    factors.append(_columns(columns, [cohort.params[None], rows, step[None]], *held[name]))
+                    factors.append(_columns(updates.columns, parts, *held[name]))
                 else:
                     whole = parameters[name].detach().reshape(1, -1)
                     factors.append(torch.cat([whole, whole.new_zeros(len(updates) + 1, whole.shape[1])]))

@@ -64,7 +64,7 @@ MUTATIONS = [
     products("what A does is left out", "b[:1].expand_as(b[1:])", "0 * b[1:]"),
     products("the product is scaled once", "pair.scaling**2", "pair.scaling"),
     products("the scaling of another adapter counts", 'given.get(rest.partition(".")[0], 1.0)', "max(given.values())"),
-    products("what is no factor does not count", "products += dots", "dots"),
+    products("what is no factor does not count", "products += updates.dots", "updates.dots"),
     products("factors of embeddings are no pairs", "(?:embedding_)?", ""),
     products("pairs with a frozen factor A are left out", "first in layout.names or ", ""),
     products("pairs with a frozen factor B are left out", " or second in layout.names", ""),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from qp_cases import enumerate_supports, families, objective, relative_gap
+from simt_library import ALIGNED, ODD
 
 from fl_lightning import ops
 from fl_lightning.ops import _reference as reference
@@ -212,13 +213,14 @@ def test_puc_track_with_many_layers(simt, count):
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("total", "n"), [(1 << 24, 9000), (1 << 25, 16384)])
-def test_puc_track_of_a_large_row(simt, total, n, dtype, counts):
+@pytest.mark.parametrize("begin", [ALIGNED, ODD])
+def test_puc_track_of_a_large_row(simt, begin, total, n, dtype, counts):
     """Its chunks are so wide that a thread takes several of its runs, or even has to come back for more."""
     offsets = torch.tensor([0, 5000, 5001, 5009, n])
     row = torch.randint(-3, 4, (n,), generator=generator(1)).to(dtype)
     own = torch.randint(0, 6, (n,), generator=generator(2)).to(counts)
     theirs = own.clone()
-    keep, norms = simt.puc_track(row, own, 2, 5, offsets, total)
+    keep, norms = simt.outputs(begin).puc_track(row, own, 2, 5, offsets, total)
     want = reference.puc_track(row, theirs, 2, 5, offsets)
     assert torch.equal(keep, want[0])
     assert torch.equal(norms, want[1])

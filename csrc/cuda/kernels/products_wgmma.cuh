@@ -287,13 +287,12 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
   }
 
   // A row's total with another one, as two words in shared memory; or for half of S, what its transpose has there.
-  const int width = static_cast<int>(b.rows);
-  const auto place = [&](int y, int x) {
-    return (kSymmetric ? y * (y + 1) / 2 + x : y * width + x) * items + blockIdx.x;
-  };
+  const Grid<kSymmetric> grid{0, 0, a.rows, b.rows, items, blockIdx.x};
   bool bad = false;
   const auto leave = [&](int y, int x, double total) {
-    partial[place(y, x)] = total;
+    const std::int64_t at = grid.place(y, x);
+    if (at < 0) return;
+    partial[at] = total;
     bad |= !isfinite(total);
   };
 #pragma unroll
@@ -307,7 +306,7 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
       memcpy(words, totals + k, 8);
       tiles[(y * kRows + x) * 2] = words[0];
       tiles[(y * kRows + x) * 2 + 1] = words[1];
-    } else if (!kSymmetric || other + x <= row + y) {
+    } else {
       leave(row + y, other + x, totals[k]);
     }
   }
@@ -324,11 +323,9 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
       if (y < count && x <= y) leave(y, x, 0.5 * (of(y, x) + of(x, y)));
     }
   }
-  const auto place_of = [&](int e) {
-    const int y = e / width, x = e % width;
-    return kSymmetric && x > y ? -1 : place(y, x);
-  };
-  sum_again(bad, item, static_cast<int>(a.rows) * width, partial, place_of, [&](int e, std::int64_t c) {
+  const int width = static_cast<int>(b.rows);
+  const auto place = [&](int e) { return grid.place(e / width, e % width); };
+  sum_again(bad, item, static_cast<int>(a.rows) * width, partial, place, [&](int e, std::int64_t c) {
     const double x = widen<double>(static_cast<const T*>(a.data)[e / width * a.stride + c]);
     return x * widen<double>(static_cast<const T*>(b.data)[e % width * b.stride + c]);
   });
