@@ -53,7 +53,7 @@ MUTATIONS = [
         "                kept.apply(change)\n            finally",
         "                pass\n            finally",
     ),
-    changes("the first that is too large stays", "sorted(tasks, key=lambda task: sum(map(_weight, task[1])))", "tasks"),
+    changes("the first that is too large stays", "    tasks.sort(key=lambda task: sum(map(_weight, task[1])))", "    pass"),
     away("what is too large grows on", "            self._forget(name)\n", ""),
     values("a client may hide methods", "return not callable(found) and", "return"),
     values("a client may hide parameters", "owner._parameters, ", ""),
