@@ -93,11 +93,12 @@ class LocalTrainer:
 
 
 def _weighted_mean(losses: list[Tensor], sizes: list[int]) -> Tensor:
-    # Once per client: adding up after every step would cost two more operations in each.
+    # Once per client: adding up after every step would cost two more operations in each. Half precision has no room for
+    # a sum over a client's samples.
+    if all(loss.device.type == "cpu" for loss in losses):
+        total = sum(loss.item() * size for loss, size in zip(losses, sizes, strict=True))
+        kind = losses[0].dtype
+        return torch.tensor(total / sum(sizes), dtype=kind if kind.itemsize > 2 else torch.float32)
     wide = torch.stack(losses)
-    # Half precision has no room for a sum over a client's samples.
     wide = wide if wide.dtype.itemsize > 2 else wide.float()
-    if wide.device.type == "cpu":
-        total = sum(loss * size for loss, size in zip(wide.tolist(), sizes, strict=True))
-        return torch.tensor(total / sum(sizes), dtype=wide.dtype)
     return (wide * torch.tensor(sizes, dtype=wide.dtype, device=wide.device)).sum() / sum(sizes)

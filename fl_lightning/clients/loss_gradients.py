@@ -34,18 +34,22 @@ class EagerGradients:
     """Computes them as a loop written by hand does: ``training_step``, ``zero_grad``, ``backward``.
 
     Attributes:
+        calls: as given.
+        hooks: as given.
         optimizer: as given.
     """
 
     def __init__(self, calls: ModuleCalls, hooks: ClientHooks, optimizer: FastSGD) -> None:
-        self._calls, self._hooks, self.optimizer = calls, hooks, optimizer
+        self.calls, self.hooks, self.optimizer = calls, hooks, optimizer
 
     def __call__(self, batch: Any, index: int) -> Tensor | None:
         """See :class:`LossGradients`."""
-        loss = self._calls.training_loss(batch, index)
-        if loss is not None:
-            loss = self._hooks.add_loss_term(loss, batch)
-        return self.differentiate(loss)
+        return self.differentiate(self.loss(batch, index))
+
+    def loss(self, batch: Any, index: int) -> Tensor | None:
+        """The module's loss of a batch with the client rule's term."""
+        loss = self.calls.training_loss(batch, index)
+        return loss if loss is None else self.hooks.add_loss_term(loss, batch)
 
     def differentiate(self, loss: Tensor | None) -> Tensor | None:
         """Leaves the gradients of a loss in the parameters; ``None`` leaves no gradients there."""

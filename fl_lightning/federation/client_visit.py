@@ -55,7 +55,6 @@ class Visit(OneDevice):
         kept: what it keeps if the round counts.
         loss: what was measured.
         side: the clients' side of the fit.
-        stays: what of the module cannot travel: why, by attribute.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Visit(OneDevice):
         self._upload: Upload | None = None
         self.sent: ClientMessage | None = None
         self.kept: dict[str, Any] = {}
-        self.loss, self.stays = float("nan"), dict[str, str]()
+        self.loss = float("nan")
         self._knows_clock = True
         report, rule = _AsFound(None, "max"), options.client_rule
         self._evaluator = Evaluator(self, options.algorithm, rule, options.seed, report)
@@ -261,11 +260,7 @@ class Visit(OneDevice):
     def finish(self) -> None:
         """The round is over, and so are the module's hooks."""
         if self.sent is not None:
-            left, self.stays = self._module.left()
-            withholds = self._options.client_rule.withholds
-            if left and withholds is not None:
-                left, self.stays = {}, {"all of it": withholds}
-            self.sent = replace(self.sent, left=left)
+            self.sent = replace(self.sent, left=self._module.left(self._options.client_rule.withholds))
 
     def states(self) -> Mapping[str, Any]:
         """Nothing: nobody writes checkpoints here."""
