@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from fl_lightning.algorithms._shared.weighting import reported
+from fl_lightning.algorithms._shared.weighting import reported, require_parts
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.groups import group_scores
@@ -175,10 +175,14 @@ class AgnosticWeights(ClientRule):
         """Finds the worst weights for the next round.
 
         Raises:
-            ValueError: the cohort carries no sums, or some that are not finite.
+            ValueError: the cohort carries no sums, or some that are not finite or not of the samples counted.
         """
-        total, members = reported(cohort, "group_counts", (2,), "FA", least=0).sum(0).tolist()
-        mass, losses, scores, member_scores = reported(cohort, "kernel_sums", (4, None), "FA").sum(0) / total
+        counts = reported(cohort, "group_counts", (2,), "FA")
+        sums = reported(cohort, "kernel_sums", (4, None), "FA")
+        require_parts(counts, counts[:, :1], cohort, "group_counts", "FA")
+        require_parts(sums[:, 0], counts[:, :1], cohort, "kernel_sums", "FA")  # no kernel is more than 1
+        total, members = counts.sum(0).tolist()
+        mass, losses, scores, member_scores = sums.sum(0) / total
         self.share = share = members / total
         near = mass > NO_KERNEL * mass.max()
         covariances = (member_scores - share * scores)[None]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.disparity import PREDICTED, Notion
-from fl_lightning.algorithms._shared.weighting import reported, shares, stands_still, weighted_mean
+from fl_lightning.algorithms._shared.weighting import reported, require_parts, shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.groups import group_scores
 from fl_lightning.algorithms.records import ClientReport, LocalWork, Needs, StepReport
@@ -62,7 +62,8 @@ class FairFed(ServerRule):
         """Returns ``sum_k w_k u_k / sum_k w_k``.
 
         Raises:
-            ValueError: the cohort lacks the clients' counts, or one of them or a row is not finite.
+            ValueError: the cohort lacks the clients' counts, some are none of the client's samples, or a row is not
+                finite.
         """
         gaps = _gaps(cohort)
         whole = cohort.num_samples or float(cohort.sizes.sum())
@@ -126,8 +127,12 @@ class GroupCounts(ClientRule):
 
 def _gaps(cohort: Cohort) -> Tensor:
     """``[m]`` distances of the clients' disparities, or accuracies, from those of all of them, on the CPU."""
-    predicted = reported(cohort, PREDICTED, (2, 2), "FairFed", least=0)
-    hits = reported(cohort, HITS, (2,), "FairFed", least=0)
+    predicted = reported(cohort, PREDICTED, (2, 2), "FairFed")
+    hits = reported(cohort, HITS, (2,), "FairFed")
+    require_parts(hits, torch.stack([hits[:, 1], cohort.sizes], 1), cohort, HITS, "FairFed")
+    others = predicted[:, 1].flip(1)  # of a client's samples, those in the other group
+    wholes = torch.stack([predicted[:, 1], hits[:, 1:] - others], 1)
+    require_parts(predicted, wholes, cohort, PREDICTED, "FairFed")
     own, common = _disparity(predicted), _disparity(predicted.sum(0, keepdim=True))
     right, all_right = hits[:, 0] / hits[:, 1].clamp_min(1), hits[:, 0].sum() / hits[:, 1].sum().clamp_min(1)
     gaps = (own - common).abs()

@@ -130,9 +130,9 @@ def reported_disparities(cohort: Cohort, method: str) -> tuple[Tensor, UpdateMat
     values, rows = cohort.extras.get(NAME), cohort.companions.get(NAME)
     if values is None or rows is None:
         raise ValueError(f"extras and companions must hold {NAME!r} for {method}: its clients report their disparity")
-    if values.shape != (len(cohort),) or bool((values < 0).any() | values.isinf().any()):
+    if values.shape != (len(cohort),) or bool(((values < 0) | (values > 1)).any()):
         raise ValueError(
-            f"extras[{NAME!r}] must be {len(cohort)} numbers, none negative, NaN if undefined, found {values.tolist()}"
+            f"extras[{NAME!r}] must be {len(cohort)} numbers from 0 to 1, NaN if undefined, found {values.tolist()}"
         )
     return values.cpu(), rows
 

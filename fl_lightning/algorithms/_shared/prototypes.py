@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.weighting import reported
+from fl_lightning.algorithms._shared.weighting import reported, require_parts
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.features import class_labels, own_features
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs
@@ -116,7 +117,9 @@ class ClassPrototypes(ClientRule):
         """
         method, classes = type(self).__name__, self.num_classes
         sent = reported(cohort, "prototypes", (classes, None), method)
-        held = reported(cohort, "prototype_counts", (classes,), method, least=0) > 0
+        counts = reported(cohort, "prototype_counts", (classes,), method)
+        require_parts(counts, inf, cohort, "prototype_counts", method)
+        held = counts > 0
         means = (sent * held[:, :, None]).sum(0) / held.sum(0).clamp(min=1)[:, None]
         fresh = held.any(0)
         before = torch.zeros_like(means) if self.prototypes is None else self.prototypes.to(means)
