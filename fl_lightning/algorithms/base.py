@@ -178,6 +178,7 @@ class ServerRule(ABC):
     layers: LayerSpec = "module"
     averages: bool = False
     report: StepReport = StepReport()
+    _client: ClientRule | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -206,8 +207,8 @@ class ServerRule(ABC):
         """
 
     def client_rule(self) -> ClientRule:
-        """The method's client half; plain local training unless the method says otherwise."""
-        return ClientRule()
+        """The method's client half, the same object on every call; plain local training unless the method has one."""
+        return ClientRule() if self._client is None else self._client
 
     def begin_fit(self, federation: Federation) -> None:
         """Called before the first round of a fit, after what it keeps was restored if the fit is resumed."""

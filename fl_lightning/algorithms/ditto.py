@@ -51,10 +51,6 @@ class Ditto(FedAvg):
         self.directory = directory
         self._client = PersonalModels(lam, personal_lr, directory)
 
-    def client_rule(self) -> PersonalModels:
-        """The personal models; the same object on every call."""
-        return self._client
-
 
 class PersonalModels(ClientRule):
     """Before each local batch, the personal model steps on it: ``v -= eta (grad L(v) + lambda (v - W))``.

@@ -71,6 +71,8 @@ class FA(FedAvg):
     reads = "sums"
     columnwise = True
 
+    _client: AgnosticWeights
+
     @checked(bases=FILLED, sigma=Bounds(above=0), bound=Bounds(1), tau=Bounds(0), penalty=Bounds(0))
     def __init__(
         self,
@@ -92,10 +94,6 @@ class FA(FedAvg):
         step = super().aggregate(cohort)
         self.report = replace(self.report, flagged=self._client.stuck)
         return step
-
-    def client_rule(self) -> ClientRule:
-        """The reweighed loss, and the search for the weights; the same object on every call."""
-        return self._client
 
 
 class AgnosticWeights(ClientRule):

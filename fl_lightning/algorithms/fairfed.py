@@ -53,10 +53,7 @@ class FairFed(ServerRule):
     @checked(beta=Bounds(0))
     def __init__(self, beta: float = 1.0, notion: Notion = "eo") -> None:
         self.beta, self.notion = beta, notion
-
-    def client_rule(self) -> ClientRule:
-        """Counts what the global model predicts for the groups."""
-        return GroupCounts(self.notion)
+        self._client = GroupCounts(notion)
 
     def aggregate(self, cohort: Cohort) -> Tensor:
         """Returns ``sum_k w_k u_k / sum_k w_k``.

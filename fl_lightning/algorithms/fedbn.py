@@ -41,10 +41,6 @@ class FedBN(FedAvg):
         self.directory = directory
         self._client = LocalNorms(directory)
 
-    def client_rule(self) -> PersonalLayers:
-        """The clients' BatchNorm layers; the same object on every call."""
-        return self._client
-
 
 class LocalNorms(PersonalLayers):
     """BatchNorm layers stay at their client."""

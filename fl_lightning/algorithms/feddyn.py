@@ -39,10 +39,6 @@ class FedDyn(FedAvg):
         self.alpha, self.dual_device = alpha, dual_device
         self._client = DynamicRegularizer(alpha, dual_device)
 
-    def client_rule(self) -> ClientRule:
-        """The duals of clients and server; the same object on every call."""
-        return self._client
-
 
 class DynamicRegularizer(ClientRule):
     """Local objective ``L_i(w) - <h_i, w> + alpha/2 ||w - W||^2``, the duals ``h_i``, and the server's ``h``.

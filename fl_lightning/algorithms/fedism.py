@@ -57,10 +57,7 @@ class FedISM(ServerRule):
     @checked(rho=Bounds(above=0), alpha=Bounds(0), q=Bounds(0), beta=Bounds(above=0, most=1))
     def __init__(self, rho: float = 0.05, alpha: float = 0.1, q: float = 2.0, beta: float = 0.5) -> None:
         self.rho, self.alpha, self.q, self.beta = rho, alpha, q, beta
-
-    def client_rule(self) -> ClientRule:
-        """Training towards flat minima, and the sharpness."""
-        return SharpnessAware(self.rho, self.alpha)
+        self._client = SharpnessAware(rho, alpha)
 
     def aggregate(self, cohort: Cohort) -> Tensor:
         """Returns ``sum_i w_i u_i``.

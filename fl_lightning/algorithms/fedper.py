@@ -51,10 +51,6 @@ class FedPer(FedAvg):
         self.directory = directory
         self._client = LocalLayers(personal, num_layers, directory)
 
-    def client_rule(self) -> PersonalLayers:
-        """The clients' layers; the same object on every call."""
-        return self._client
-
 
 class LocalLayers(PersonalLayers):
     """Named layers, or the last ones, stay at their client; see :class:`FedPer` for the arguments."""

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fl_lightning.algorithms._shared.prototypes import ClassPrototypes
-from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import Federation, LocalWork
 from fl_lightning.arguments import Bounds, checked
@@ -48,10 +47,6 @@ class FedProc(FedAvg):
         super().__init__(weighting)
         self.rounds, self.temperature, self.num_classes = rounds, temperature, num_classes
         self._client = PrototypeContrast(rounds, temperature, num_classes)
-
-    def client_rule(self) -> ClientRule:
-        """The contrastive loss and the prototypes; the same object on every call."""
-        return self._client
 
 
 class PrototypeContrast(ClassPrototypes):

@@ -53,10 +53,6 @@ class FedRep(FedAvg):
         self.directory = directory
         self._client = HeadFirst(head, head_epochs, directory)
 
-    def client_rule(self) -> PersonalLayers:
-        """The clients' heads; the same object on every call."""
-        return self._client
-
 
 class HeadFirst(PersonalLayers):
     """The head stays at its client, and is trained before the layers below; see :class:`FedRep` for the arguments."""

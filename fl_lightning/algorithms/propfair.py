@@ -47,10 +47,7 @@ class PropFair(FedAvg):
         if epsilon >= base:
             raise ValueError(f"epsilon of PropFair must be below base, {base}, found {epsilon}")
         self.base, self.epsilon, self.huber = base, epsilon, huber
-
-    def client_rule(self) -> ClientRule:
-        """The logarithm of the utility."""
-        return LogUtility(self.base, self.epsilon, self.huber)
+        self._client = LogUtility(base, epsilon, huber)
 
 
 class LogUtility(ClientRule):

@@ -17,6 +17,12 @@ from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage.declared import Extent
 
+Reading = Literal["library", "paper", "code"]
+"""Whose form a method takes in the steps where its paper and its authors' code differ.
+
+``"library"`` decides step by step, as the method's page in docs/methods lists; the others take one source throughout.
+"""
+
 State = dict[str, Any]
 """Tensors, numbers, strings, and lists or dicts of them: what ``torch.load(weights_only=True)`` accepts."""
 

@@ -52,10 +52,6 @@ class SCAFFOLD(ServerRule):
         self.server_lr, self.control_device, self.weighting = server_lr, control_device, weighting
         self._client = ControlVariates(control_device, weighting)
 
-    def client_rule(self) -> ClientRule:
-        """The control variates of server and clients; the same object on every call."""
-        return self._client
-
     def aggregate(self, cohort: Cohort) -> Tensor:
         """Returns ``eta_g sum_i p_i u_i`` (Algorithm 1, line 17) with ``p_i = 1 / m`` or ``n_i / n``.
 

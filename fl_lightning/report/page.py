@@ -14,11 +14,11 @@ from pathlib import Path
 from fl_lightning.arguments import FILLED, checked
 from fl_lightning.core.optional_packages import how_to_install
 from fl_lightning.report import client_pictures, cost_pictures, heat_maps, round_pictures, tables
+from fl_lightning.report.conclusion import lede
 from fl_lightning.report.number_formats import isolated, plural, shortened
 from fl_lightning.report.pictures import Picture
 from fl_lightning.report.record import FitRecord
 from fl_lightning.report.runs_of_a_method import Method, Stage, by_method, shown_stage
-from fl_lightning.report.sentences import lede
 from fl_lightning.report.style import DARK, FONTS, LIGHT, Theme
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"

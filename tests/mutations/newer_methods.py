@@ -18,8 +18,8 @@ fedism = In("fl_lightning/algorithms/fedism.py", f"tests/algorithms/test_fedism.
 fedpw = In("fl_lightning/algorithms/fedpw.py", f"tests/algorithms/test_fedpw.py {CONTRACT} -k fedpw")
 weighting = In("fl_lightning/algorithms/_shared/weighting.py", f"{CONTRACT} -k enters_no_state")
 vectors = In("fl_lightning/algorithms/_shared/client_vectors.py", f"{CONTRACT} -k enters_no_state")
-smallest = In("fl_lightning/algorithms/_shared/smallest.py", "tests/algorithms/test_fedpw.py")
-shares = In("fl_lightning/algorithms/_shared/smallest.py", "tests/algorithms/test_column_shares.py -k FedPW")
+smallest = In("fl_lightning/algorithms/fedpw.py", "tests/algorithms/test_fedpw.py")
+shares = In("fl_lightning/algorithms/fedpw.py", "tests/algorithms/test_column_shares.py -k FedPW")
 
 MUTATIONS = [
     adafed("the divisors of equation 6 are the losses", "phi[k] - shares @ scales[:r]", "phi[k]"),

@@ -13,10 +13,10 @@ import pytest
 from records import fit_record
 
 from fl_lightning.report import FitRecord, RoundSeries, client_pictures, write_report
+from fl_lightning.report.conclusion import lede
 from fl_lightning.report.pictures import binned, both_ends, thinned
 from fl_lightning.report.repetitions import Repetition
 from fl_lightning.report.runs_of_a_method import by_method
-from fl_lightning.report.sentences import lede
 
 pytest.importorskip("plotly")
 
