@@ -25,12 +25,24 @@ class _Op(NamedTuple):
     fake: Callable[..., Any]
 
 
+def _step(rows: Tensor, *others: object) -> Tensor:
+    return rows.new_empty(rows.shape[1])
+
+
+def _nothing(*arguments: object) -> None:
+    return None
+
+
 def _layer_gram(rows: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
     return _float64(rows, offsets.shape[0] - 1, rows.shape[0], rows.shape[0])
 
 
 def _layer_squares(rows: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
     return _float64(rows, offsets.shape[0] - 1, rows.shape[0])
+
+
+def _layer_dots(rows: Tensor, step: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
+    return _layer_squares(rows, offsets)
 
 
 def _layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
@@ -41,22 +53,6 @@ def _layer_chosen_gram(
     rows: Tensor, others: Tensor, offsets: Tensor, chosen: Tensor, total_columns: int | None = None
 ) -> Tensor:
     return _float64(rows, offsets.shape[0] - 1, rows.shape[0], chosen.shape[0])
-
-
-def _layer_dots(rows: Tensor, step: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
-    return _float64(rows, offsets.shape[0] - 1, rows.shape[0])
-
-
-def _layer_combine(rows: Tensor, offsets: Tensor, coeff: Tensor) -> Tensor:
-    return rows.new_empty(rows.shape[1])
-
-
-def _layer_cross_combine(rows: Tensor, others: Tensor, offsets: Tensor, coeff: Tensor) -> Tensor:
-    return rows.new_empty(rows.shape[1])
-
-
-def _layer_combine_add(out: Tensor, rows: Tensor, offsets: Tensor, coeff: Tensor) -> None:
-    return None
 
 
 def _project_conflicts(gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
@@ -92,14 +88,6 @@ def _puc_track(
     return words, _float64(row, offsets.shape[0] - 1)
 
 
-def _puc_combine(rows: Tensor, keep: Tensor, weights: Tensor) -> Tensor:
-    return rows.new_empty(rows.shape[1])
-
-
-def _trimmed_mean(rows: Tensor, trim: int) -> Tensor:
-    return rows.new_empty(rows.shape[1])
-
-
 def _float64(rows: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float64, device=accumulation_device(rows))
 
@@ -126,18 +114,16 @@ _OPS = {
         _reference.layer_dots,
         _layer_dots,
     ),
-    "layer_combine": _Op(
-        "(Tensor rows, Tensor offsets, Tensor coeff) -> Tensor", _reference.layer_combine, _layer_combine
-    ),
+    "layer_combine": _Op("(Tensor rows, Tensor offsets, Tensor coeff) -> Tensor", _reference.layer_combine, _step),
     "layer_cross_combine": _Op(
         "(Tensor rows, Tensor others, Tensor offsets, Tensor coeff) -> Tensor",
         _reference.layer_cross_combine,
-        _layer_cross_combine,
+        _step,
     ),
     "layer_combine_add": _Op(
         "(Tensor(a!) out, Tensor rows, Tensor offsets, Tensor coeff) -> ()",
         _reference.layer_combine_add,
-        _layer_combine_add,
+        _nothing,
     ),
     "project_conflicts": _Op(
         "(Tensor gram, Tensor order, Tensor keep) -> Tensor", _reference.project_conflicts, _project_conflicts
@@ -155,8 +141,8 @@ _OPS = {
         _reference.puc_track,
         _puc_track,
     ),
-    "puc_combine": _Op("(Tensor rows, Tensor keep, Tensor weights) -> Tensor", _reference.puc_combine, _puc_combine),
-    "trimmed_mean": _Op("(Tensor rows, int trim) -> Tensor", trimmed_mean, _trimmed_mean),
+    "puc_combine": _Op("(Tensor rows, Tensor keep, Tensor weights) -> Tensor", _reference.puc_combine, _step),
+    "trimmed_mean": _Op("(Tensor rows, int trim) -> Tensor", trimmed_mean, _step),
 }
 NAMES = tuple(_OPS)
 VARIANTS = ("layer_combine_add", "layer_chosen_gram")  # of layer_combine and layer_cross_gram, which call them
