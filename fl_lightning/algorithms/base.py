@@ -131,13 +131,7 @@ class ClientRule:
 
 
 def overrides(rule: ClientRule, *names: str) -> bool:
-    """Whether a rule replaces any of these methods of plain local training.
-
-    Args:
-        rule: the rule.
-        names: names of methods or attributes of :class:`ClientRule`; none stands for all of them, so that
-            ``overrides(rule)`` tells whether the rule changes anything.
-    """
+    """Whether a rule replaces any of these methods of plain local training; without names, whether anything."""
     names = names or tuple(name for name in vars(ClientRule) if not name.startswith("_"))
     return any(getattr(type(rule), name) is not getattr(ClientRule, name) for name in names)
 

@@ -170,11 +170,7 @@ class AgnosticWeights(ClientRule):
         return ClientReport(extras={"kernel_sums": self._sums, "group_counts": self._counts})
 
     def commit(self, cohort: Cohort) -> None:
-        """Finds the worst weights for the next round.
-
-        Raises:
-            ValueError: the cohort carries no sums, or some that are not finite.
-        """
+        """Finds the worst weights for the next round."""
         total, members = reported(cohort, "group_counts", (2,), "FA", least=0).sum(0).tolist()
         mass, losses, scores, member_scores = reported(cohort, "kernel_sums", (4, None), "FA").sum(0) / total
         self.share = share = members / total
@@ -204,11 +200,7 @@ class AgnosticWeights(ClientRule):
         self.stuck = True
 
     def begin_fit(self, federation: Federation) -> None:
-        """Checks that a restored ``a`` belongs to these bases.
-
-        Raises:
-            ValueError: it has another length.
-        """
+        """Checks that a restored ``a`` belongs to these bases."""
         if self.a is not None and len(self.a) != len(self.bases):
             raise ValueError(f"bases of FA must be the {len(self.a)} of the checkpoint, found {len(self.bases)}")
 

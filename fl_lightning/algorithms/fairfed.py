@@ -77,11 +77,7 @@ class FairFed(ServerRule):
 
 
 class GroupCounts(ClientRule):
-    """Reports how many of each group the global model predicts 1, of how many, and how many it predicts right.
-
-    Args:
-        notion: see :class:`FairFed`.
-    """
+    """Reports how many of each group the global model predicts 1, of how many, and how many it predicts right."""
 
     needs = Needs(groups=True)
 
@@ -96,11 +92,7 @@ class GroupCounts(ClientRule):
         return f"counts predictions for groups, which {type(server).__name__} does not read: leave client out"
 
     def begin_client(self, work: LocalWork) -> None:
-        """Passes over the client's data once, in evaluation mode.
-
-        Raises:
-            ValueError: there is no data to ask for, or the module's method breaks its contract.
-        """
+        """Passes over the client's data once, in evaluation mode."""
         if work.batches is None:
             raise ValueError("batches of the client's work must be given to count predictions")
         predicted, hits = torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)

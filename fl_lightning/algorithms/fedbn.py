@@ -48,11 +48,7 @@ class LocalNorms(PersonalLayers):
     method = "FedBN"
 
     def find(self, module: nn.Module, layout: ParamLayout) -> Layers:
-        """All BatchNorm layers.
-
-        Raises:
-            ValueError: there are none.
-        """
+        """All BatchNorm layers."""
         layers = layers_of_type(module, layout, _BatchNorm)
         if not layers.parameters | layers.buffers:
             raise ValueError("FedBN needs a module with BatchNorm layers, found none")

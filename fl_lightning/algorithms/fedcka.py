@@ -82,11 +82,7 @@ class ActivationSimilarity(PreviousModels):
         self.mu, self.layers, self.num_layers = mu, layers, num_layers
 
     def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
-        """Finds the layers.
-
-        Raises:
-            ValueError: a name is no submodule, or there are fewer layers than asked for.
-        """
+        """Finds the layers."""
         super().check_module(module, layout)
         self._compared(module)
 

@@ -63,11 +63,7 @@ class DynamicRegularizer(ClientRule):
         return None if server.averages else f"adds h / alpha to a mean of the clients' models, and {why}"
 
     def begin_fit(self, federation: Federation) -> None:
-        """Starts ``h`` at 0.
-
-        Raises:
-            ValueError: a restored ``h`` has another length than the model.
-        """
+        """Starts ``h`` at 0."""
         self.h = client_vectors.at_begin(self.h, federation, _NAME)
 
     def begin_client(self, work: LocalWork) -> None:
@@ -88,11 +84,7 @@ class DynamicRegularizer(ClientRule):
         return step + self._h_after(cohort).to(step)
 
     def commit(self, cohort: Cohort) -> None:
-        """``h_i -= alpha (w_i - W)`` and ``h -= alpha / N sum_i (w_i - W)``.
-
-        Raises:
-            ValueError: a row is not finite.
-        """
+        """``h_i -= alpha (w_i - W)`` and ``h -= alpha / N sum_i (w_i - W)``."""
         h = self._h_after(cohort)
         client_vectors.check_vector(h, cohort, cohort.updates, _NAME)
         self.h = h

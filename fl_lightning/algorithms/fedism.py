@@ -81,10 +81,6 @@ class SharpnessAware(ClientRule):
 
     A second pass over each batch gives the gradient at ``theta + rho g / ||g||``. BatchNorm's statistics follow the
     first pass alone.
-
-    Args:
-        rho: see :class:`FedISM`.
-        alpha: see there.
     """
 
     own_work = "gradients"
@@ -103,11 +99,7 @@ class SharpnessAware(ClientRule):
             )
 
     def begin_client(self, work: LocalWork) -> None:
-        """Measures the sharpness: two passes over the client's data, in evaluation mode, with the same random numbers.
-
-        Raises:
-            ValueError: there is no data to ask for, or no loss.
-        """
+        """Measures the sharpness: two passes over the client's data in evaluation mode, with equal random numbers."""
         if work.batches is None or work.own_loss is None:
             raise ValueError("batches and own_loss of the client's work must be given to measure a sharpness")
         loss, gradient = self._measured(work, work.params, slope=True)

@@ -231,13 +231,7 @@ class Block(NamedTuple):
 
 
 class BlockSolver(NamedTuple):
-    """How to find the direction of a block.
-
-    Attributes:
-        descend: finds it from given rows.
-        online: ``m``.
-        fair: there is a fair row.
-    """
+    """How to find the direction of a block."""
 
     descend: Descend
     online: int

@@ -62,9 +62,5 @@ class LocalLayers(PersonalLayers):
         self.personal, self.num_layers = personal, num_layers
 
     def find(self, module: nn.Module, layout: ParamLayout) -> Layers:
-        """The layers.
-
-        Raises:
-            ValueError: a name is no submodule with trained parameters, or the module has too few layers.
-        """
+        """The layers."""
         return layers_under(module, layout, self.personal, self.num_layers, self.method)

@@ -77,11 +77,7 @@ class PrototypeContrast(ClassPrototypes):
             )
 
     def contrast_share(self, when: int) -> float:
-        """``a`` in round ``when``, if there are prototypes.
-
-        Raises:
-            ValueError: nobody has said how many rounds there are.
-        """
+        """``a`` in round ``when``, if there are prototypes."""
         planned = self.rounds or self.planned
         if planned is None:
             raise ValueError("rounds of FedProc must be given where the number of rounds is not known, found None")

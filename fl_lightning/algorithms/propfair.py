@@ -51,13 +51,7 @@ class PropFair(FedAvg):
 
 
 class LogUtility(ClientRule):
-    """Takes ``-log(1 - loss / base)`` for the loss of a batch.
-
-    Args:
-        base: see :class:`PropFair`.
-        epsilon: see there.
-        huber: see there.
-    """
+    """Takes ``-log(1 - loss / base)`` for the loss of a batch."""
 
     def __init__(self, base: float, epsilon: float, huber: bool) -> None:
         self.base, self.epsilon, self.huber = base, epsilon, huber

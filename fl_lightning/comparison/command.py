@@ -21,9 +21,6 @@ from fl_lightning.fit.strategy import FederatedStrategy
 def run(arguments: Sequence[str]) -> int:
     """Runs the command.
 
-    Args:
-        arguments: its options.
-
     Returns:
         The exit status: 0 if all runs came to their end, 1 if some failed, 2 for options that make no sense, 130 if it
         was stopped by Ctrl-C.

@@ -31,9 +31,6 @@ def work(tasks: Mapping[Key, Task], jobs: int, done: Callable[[Key, Any], None])
         tasks: what to do, in this order.
         jobs: how many at a time.
         done: called with a task's result, or its :class:`Failure`. Others go on.
-
-    Raises:
-        RuntimeError: several at a time are not possible here.
     """
     if jobs == 1:
         for key, task in tasks.items():

@@ -82,11 +82,7 @@ class Runner:
         write_run(self.folder / "timings" / f"{file_name(run.method)}.json", record)
 
     def check_divisions(self, run: Run) -> None:
-        """Refuses divisions that would all be the same.
-
-        Raises:
-            ValueError: nothing about the division follows from the seed of the data.
-        """
+        """Refuses divisions that would all be the same."""
         found = []
         for division in (0, 1):
             one = replace(run, division=division)

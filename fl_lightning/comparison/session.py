@@ -40,9 +40,6 @@ class Session:
         project: makes module, data and trainer.
         methods: the methods by name.
         base: says how the clients of the bounds train.
-
-    Raises:
-        ValueError: there is no seed or learning rate, one stands twice, or an option has no meaning.
     """
 
     project: Project
@@ -132,11 +129,7 @@ class Session:
         return measure_of(next(iter(records)), several, self.metric, self.test_metric, self.select)
 
     def _timed(self, left: list[Run], proven: bool) -> dict[str, FitRecord]:
-        """A timed round of each method; one that has runs to do and was not timed before is timed.
-
-        Raises:
-            RuntimeError: no round could be timed, and nothing says that the project can train.
-        """
+        """A timed round of each method; one that has runs to do and was not timed before is timed."""
         failed = dict[str, str]()
         firsts = {run.method: run for run in reversed(left) if self.runner.timed(run.method) is None}
         tasks = {run: partial(self.runner.time, run) for method in self.plan.methods if (run := firsts.get(method))}

@@ -28,15 +28,7 @@ _LABEL_KEYS = ("label", "labels", "target", "targets")
 
 
 def num_samples(dataset: object, name: str = "dataset") -> int:
-    """Length of a map-style dataset.
-
-    Args:
-        dataset: the dataset.
-        name: what an error calls it.
-
-    Raises:
-        TypeError: the dataset has no length.
-    """
+    """Length of a map-style dataset, which errors call by its name."""
     try:
         readable = not isinstance(dataset, Tensor) or has_numbers(dataset)
         if readable and isinstance(dataset, Sized) and not isinstance(dataset, (str, type)):
@@ -47,11 +39,7 @@ def num_samples(dataset: object, name: str = "dataset") -> int:
 
 
 def integer_vector(name: str, values: Any, flags: bool = True) -> Tensor:
-    """``[n]`` int64, on the device of ``values``.
-
-    Raises:
-        ValueError: they are something else.
-    """
+    """``[n]`` int64, on the device of ``values``."""
     try:
         vector: Tensor | None = check(name, torch.as_tensor(values), Tensor)
     except (OverflowError, RuntimeError, TypeError, ValueError):
@@ -111,11 +99,7 @@ def labels_at_hand(dataset: object) -> np.ndarray[Any, Any] | None:
 
 
 def attribute_of(dataset: object, name: str) -> np.ndarray[Any, Any]:
-    """Values of an attribute with one entry per sample, also behind ``Subset`` and ``ConcatDataset``.
-
-    Raises:
-        ValueError: the dataset has no such attribute.
-    """
+    """Values of an attribute with one entry per sample, also behind ``Subset`` and ``ConcatDataset``."""
     found = _column(dataset, name)
     if found is None:
         raise ValueError(

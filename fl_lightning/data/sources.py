@@ -122,11 +122,7 @@ def hide(module: LightningDataModule, methods: Iterable[str]) -> None:
 
 
 def check_dataset(name: str, dataset: object) -> None:
-    """Refuses what cannot be divided among clients.
-
-    Raises:
-        TypeError: neither a loader nor a map-style dataset; the message says what was found.
-    """
+    """Refuses what cannot be divided among clients."""
     if isinstance(dataset, DataLoader):
         return  # LoaderSettings looks at it
     if isinstance(dataset, IterableDataset):

@@ -198,11 +198,7 @@ def client_numbers(client_ids: Tensor | int, like: Tensor, num_clients: int) -> 
 
 
 def group_numbers(groups: Tensor, num_groups: int) -> Tensor:
-    """The groups as int64.
-
-    Raises:
-        ValueError: one is not in ``[0, num_groups)``.
-    """
+    """The groups as int64."""
     numbers = groups.long()
     if not bool(((numbers == groups) & (numbers >= 0) & (numbers < num_groups)).all()):
         found = sorted(set(groups.tolist()))[:10]

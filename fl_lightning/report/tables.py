@@ -43,14 +43,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Summary:
-    """The numbers that describe how each method serves the clients, and what it cost.
-
-    Attributes:
-        caption: how to read it.
-        columns: titles by name in :class:`MethodSummary`.
-        forms: formats of their numbers.
-        rows: the methods.
-    """
+    """The numbers that describe how each method serves the clients, and what it cost."""
 
     caption: str
     columns: Mapping[str, str]

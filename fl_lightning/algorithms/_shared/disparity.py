@@ -38,11 +38,6 @@ class Disparities(ClientRule):
 
     A client that lacks one of the groups (for ``"eo"``: with label 1) has no disparity: it reports NaN and a row of
     zeros, with a warning. At ``D = 0`` the sub-gradient 0 is taken.
-
-    Args:
-        method: whose half this is, for errors.
-        notion: ``"dp"`` for demographic parity, ``"eo"`` for equal opportunity.
-        sharpness: ``c``.
     """
 
     needs = Needs(groups=True, client_lr=True)
@@ -59,11 +54,7 @@ class Disparities(ClientRule):
         return f"reports disparities, and {type(server).__name__} reads none: leave client out"
 
     def begin_client(self, work: LocalWork) -> None:
-        """Passes over the client's data once.
-
-        Raises:
-            ValueError: there is no data to ask for, no learning rate, or the module's method breaks its contract.
-        """
+        """Passes over the client's data once."""
         if work.batches is None or work.client_lr is None:
             raise ValueError("batches and client_lr of the client's work must be given to measure a disparity")
         sums, counts, predicted = torch.zeros(2, dtype=torch.float64), [0, 0], [0, 0]
@@ -123,11 +114,7 @@ class Disparities(ClientRule):
 
 
 def reported_disparities(cohort: Cohort, method: str) -> tuple[Tensor, UpdateMatrix]:
-    """``[m]`` disparities on the CPU, NaN where undefined, and their rows, as :class:`Disparities` sent them.
-
-    Raises:
-        ValueError: the cohort carries none, or some that no :class:`Disparities` sends.
-    """
+    """``[m]`` disparities on the CPU, NaN where undefined, and their rows, as :class:`Disparities` sent them."""
     values, rows = cohort.extras.get(NAME), cohort.companions.get(NAME)
     if values is None or rows is None:
         raise ValueError(f"extras and companions must hold {NAME!r} for {method}: its clients report their disparity")
@@ -139,11 +126,7 @@ def reported_disparities(cohort: Cohort, method: str) -> tuple[Tensor, UpdateMat
 
 
 def disparity_gram(cohort: Cohort, companions: UpdateMatrix | None, method: str) -> Tensor:
-    """Products ``[2m, 2m]`` of all loss and disparity rows, in this order, on the CPU; zeros without companions.
-
-    Raises:
-        ValueError: names the clients whose rows are not finite.
-    """
+    """Products ``[2m, 2m]`` of all loss and disparity rows, in this order, on the CPU; zeros without companions."""
     m = len(cohort)
     gram = torch.zeros(2 * m, 2 * m, dtype=torch.float64)
     gram[:m, :m] = cohort.updates.gram().sum(0)
