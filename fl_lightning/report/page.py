@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fl_lightning.arguments import FILLED, checked
 from fl_lightning.core.optional_packages import how_to_install
-from fl_lightning.report import client_pictures, cost_pictures, heat_maps, round_pictures, tables
+from fl_lightning.report import client_pictures, heat_maps, round_pictures, tables
 from fl_lightning.report.conclusion import lede
 from fl_lightning.report.number_formats import client_label, duration, isolated, percent, plural, shortened, spread
 from fl_lightning.report.pictures import COLORS, Picture
@@ -95,7 +95,7 @@ def _page(records: Sequence[FitRecord], library: str, title: str | None) -> str:
 
 def _sections(methods: list[Method], stage: Stage) -> list[tuple[str, str, list[Picture | Summary | Part | None]]]:
     """Key, name and parts of each section; parts without data are ``None``."""
-    missing = cost_pictures.missing(methods)
+    missing = round_pictures.missing(methods)
     return [
         ("clients", "Clients", [
             client_pictures.fares(methods, stage), tables.comparison(methods, stage), heat_maps.over_time(methods),
@@ -112,7 +112,7 @@ def _sections(methods: list[Method], stage: Stage) -> list[tuple[str, str, list[
             missing or tables.nobody_missing(methods), tables.reasons(methods),
         ]),
         ("cost", "Time and memory", [
-            cost_pictures.time_in_all(methods), cost_pictures.time_per_round(methods), cost_pictures.memory(methods),
+            round_pictures.time_in_all(methods), round_pictures.time_per_round(methods), round_pictures.memory(methods),
         ]),
         ("numbers", "Numbers of all clients", [tables.clients(methods, stage)]),
         ("run", "Run it again", [tables.runs(methods)]),
