@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.disparity import PREDICTED, Notion
+from fl_lightning.algorithms._shared.disparity import PREDICTED, Notion, counted_groups, rate_gaps
 from fl_lightning.algorithms._shared.weighting import reported, shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.groups import group_scores
@@ -101,9 +101,7 @@ class GroupCounts(ClientRule):
                 with work.forward_context():
                     asked = group_scores(work.module, batch)
                 positive = asked.scores > 0
-                counted = torch.ones_like(asked.positive) if self.notion == "dp" else asked.positive
-                for group, member in enumerate((~asked.member, asked.member)):
-                    chosen = counted & member
+                for group, chosen in enumerate(counted_groups(asked, self.notion)):
                     predicted[:, group] += torch.stack([(chosen & positive).sum(), chosen.sum()]).double().cpu()
                 hits += torch.tensor([float((positive == asked.positive).sum()), len(positive)], dtype=torch.float64)
         self._counts = {PREDICTED: predicted, HITS: hits}
@@ -117,13 +115,7 @@ def _gaps(cohort: Cohort) -> Tensor:
     """``[m]`` distances of the clients' disparities, or accuracies, from those of all of them, on the CPU."""
     predicted = reported(cohort, PREDICTED, (2, 2), "FairFed", least=0)
     hits = reported(cohort, HITS, (2,), "FairFed", least=0)
-    own, common = _disparity(predicted), _disparity(predicted.sum(0, keepdim=True))
+    own, common = rate_gaps(predicted), rate_gaps(predicted.sum(0, keepdim=True))
     right, all_right = hits[:, 0] / hits[:, 1].clamp_min(1), hits[:, 0].sum() / hits[:, 1].sum().clamp_min(1)
     gaps = (own - common).abs()
     return torch.where(gaps.isnan(), (right - all_right).abs(), gaps)
-
-
-def _disparity(predicted: Tensor) -> Tensor:
-    """``[m]`` from ``[m, 2, 2]``; NaN where a group has nobody."""
-    rates = predicted[:, 0] / predicted[:, 1]
-    return rates[:, 0] - rates[:, 1]

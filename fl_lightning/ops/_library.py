@@ -6,12 +6,14 @@ A compiled extension registers kernels for CPU and CUDA under the same names; th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fl_lightning.arguments import TEXT, checked
 from fl_lightning.ops import _extension, _reference
 from fl_lightning.ops._common_descent import common_descent
 from fl_lightning.ops._min_norm import min_norm
@@ -159,3 +161,41 @@ for _name, _op in _OPS.items():
 
 # The extension's kernels for CPU and CUDA take precedence over those registered above.
 EXTENSION = _extension.load()
+
+
+@checked(reason=TEXT)
+@dataclass(frozen=True)
+class Backend:
+    """The implementation of one op.
+
+    Attributes:
+        op: name of the op.
+        implementation: ``"torch"``, ``"cpu"`` (compiled for this processor) or ``"cuda"``.
+        reason: why nothing faster runs; empty when nothing faster exists.
+    """
+
+    op: str
+    implementation: Literal["torch", "cpu", "cuda"]
+    reason: str
+
+
+def backend() -> Mapping[str, Backend]:
+    """Which implementation of each public op runs in this installation, and why not a faster one.
+
+    ``"cuda"`` means that rows on a GPU go through CUDA kernels and rows on the CPU through compiled ones; ``"cpu"``
+    that only the latter do.
+    """
+    implementation, reason = _running()
+    return {name: Backend(name, implementation, reason) for name in PUBLIC}
+
+
+def _running() -> tuple[Literal["torch", "cpu", "cuda"], str]:
+    module = EXTENSION.module
+    if module is None:
+        return "torch", EXTENSION.reason
+    instructions = f"on the CPU: {module.instruction_set()}"
+    if not EXTENSION.cuda:
+        return "cpu", f"{EXTENSION.no_cuda}; {instructions}"
+    if not torch.cuda.is_available():
+        return "cpu", f"no CUDA device; {instructions}"
+    return "cuda", ""

@@ -67,7 +67,7 @@ class Disparities(ClientRule):
             hard = asked.scores.detach()
             if len(hard) > 0:  # a module may leave people out
                 ranges.append(torch.stack(hard.aminmax()).double().cpu())
-            for group, chosen in enumerate(_groups(asked, self.notion)):
+            for group, chosen in enumerate(counted_groups(asked, self.notion)):
                 number = int(chosen.sum())
                 if number == 0:
                     continue
@@ -138,7 +138,7 @@ def disparity_gram(cohort: Cohort, companions: UpdateMatrix | None, method: str)
     return gram
 
 
-def _groups(asked: GroupScores, notion: Notion) -> tuple[Tensor, Tensor]:
+def counted_groups(asked: GroupScores, notion: Notion) -> tuple[Tensor, Tensor]:
     """``[B]`` booleans: the samples that count in group 0, and those in group 1."""
     if notion == "dp":
         return ~asked.member, asked.member
@@ -158,8 +158,13 @@ def true_disparities(cohort: Cohort) -> Tensor | None:
     predicted = cohort.extras.get(PREDICTED)
     if predicted is None or SCORES not in cohort.extras:
         return None
+    return rate_gaps(predicted).abs().cpu()
+
+
+def rate_gaps(predicted: Tensor) -> Tensor:
+    """``[m]`` group 0's rate of being predicted 1 less group 1's, from ``[m, 2, 2]``; NaN where a group has nobody."""
     rates = predicted[:, 0] / predicted[:, 1]  # 0 / 0 is NaN
-    return (rates[:, 1] - rates[:, 0]).abs().cpu()
+    return rates[:, 0] - rates[:, 1]
 
 
 def lowest_score(cohort: Cohort) -> float:
