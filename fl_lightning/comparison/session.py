@@ -24,7 +24,7 @@ from fl_lightning.comparison.selection import Measure, Rule, chosen_rates, measu
 from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.report import FitRecord
 from fl_lightning.report.conclusion import LOCAL
-from fl_lightning.report.number_formats import duration
+from fl_lightning.report.number_formats import duration, plural
 from fl_lightning.report.runs_of_a_method import by_method, seconds_of
 from fl_lightning.report.summary import summaries
 
@@ -152,9 +152,9 @@ class Session:
         """What is to be done and how long it will take."""
         plan, width = self.plan, max(map(len, self.plan.methods))
         word = "seed" if plan.divisions == 1 else "repetition"
-        each = f"{_several(plan.learning_rates, 'learning rate')} x {_several(plan.picking, word)}"
+        each = f"{plural(len(plan.learning_rates), 'learning rate')} x {plural(len(plan.picking), word)}"
         if plan.others:
-            each = f"({each}, {_several(plan.others, word)} more with the picked one)"
+            each = f"({each}, {plural(len(plan.others), word)} more with the picked one)"
         done = len(plan) - sum(counts.values())
         lines = [f"{len(plan.methods)} methods x {each} = {len(plan)} runs, of which {done} are finished"]
         for method in filter(counts.get, plan.methods):
@@ -199,10 +199,6 @@ def _seconds(record: FitRecord, method: str) -> float:
     """What a run will take, by one timed round; clients that train alone do so one after the other."""
     fits = sum(size > 0 for size in record.client_sizes) if method == LOCAL else 1
     return fits * (record.planned_rounds or 1) * sum(seconds_of(record).values())
-
-
-def _several(values: Sequence[object], word: str) -> str:
-    return f"{len(values)} {word}{'s' * (len(values) > 1)}"
 
 
 def _say(text: str) -> None:
