@@ -62,7 +62,6 @@ class PersonalModels(ClientRule):
     See :class:`Ditto` for the arguments.
     """
 
-    reads = "sums"
     own_work = "steps"
 
     own = at_clients(files="directory")

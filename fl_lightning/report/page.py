@@ -6,9 +6,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import datetime
+from functools import cache
 from importlib.resources import files
 from math import isnan
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fl_lightning.arguments import FILLED, checked
 from fl_lightning.core.optional_packages import how_to_install
@@ -20,6 +22,9 @@ from fl_lightning.report.record import FitRecord
 from fl_lightning.report.runs_of_a_method import Method, Stage, by_method, shown_stage
 from fl_lightning.report.style import DARK, FONTS, LIGHT
 from fl_lightning.report.tables import Part, Summary
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 
 @checked(records=FILLED)
@@ -65,11 +70,24 @@ def plotly_js() -> str:
 
 
 def _page(records: Sequence[FitRecord], library: str, title: str | None) -> str:
-    from jinja2 import Environment
-
     methods, stage = by_method(records), shown_stage(records)
     found = [(key, words, [part for part in parts if part]) for key, words, parts in _sections(methods, stage)]
     drawn = [part for _, _, parts in found for part in parts if isinstance(part, Picture)]
+    return _template().render(
+        heading=title or _heading(methods),
+        facts=_facts(records, methods),
+        lede=lede(methods, stage),
+        sections=[section for section in found if section[2]],
+        pictures={picture.key: list(picture.variants.values()) for picture in drawn},
+        library=library,
+    )
+
+
+@cache
+def _template() -> Template:
+    """``page.html``, with all that is the same on every page; it is read once, because a fit writes many pages."""
+    from jinja2 import Environment
+
     environment = Environment(autoescape=True, trim_blocks=True)
     environment.filters |= {
         "client_label": client_label, "duration": duration, "isnan": isnan, "percent": percent,
@@ -78,19 +96,9 @@ def _page(records: Sequence[FitRecord], library: str, title: str | None) -> str:
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     resources = files("fl_lightning.report")
     template, css, script = ((resources / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
-    return environment.from_string(template).render(
-        heading=title or _heading(methods),
-        facts=_facts(records, methods),
-        lede=lede(methods, stage),
-        sections=[section for section in found if section[2]],
-        pictures={picture.key: list(picture.variants.values()) for picture in drawn},
-        themes={"light": LIGHT.tokens(), "dark": DARK.tokens()},
-        fonts=FONTS,
-        colors=COLORS,
-        css=css,
-        script=script,
-        library=library,
-    )
+    themes = {"light": LIGHT.tokens(), "dark": DARK.tokens()}
+    same = {"themes": themes, "fonts": FONTS, "colors": COLORS, "css": css, "script": script}
+    return environment.from_string(template, same)
 
 
 def _sections(methods: list[Method], stage: Stage) -> list[tuple[str, str, list[Picture | Summary | Part | None]]]:
