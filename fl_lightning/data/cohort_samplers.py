@@ -208,11 +208,7 @@ def check_clients_per_round(clients_per_round: int | float) -> None:
 
 
 def cohort_size(clients_per_round: int | float, num_clients: int) -> int:
-    """The number of clients in a round: an int is a count, a float a fraction (rounded up).
-
-    Raises:
-        ValueError: the count or fraction is out of range.
-    """
+    """The number of clients in a round: an int is a count, a float a fraction (rounded up)."""
     check_clients_per_round(clients_per_round)
     if isinstance(clients_per_round, int):
         if clients_per_round > num_clients:

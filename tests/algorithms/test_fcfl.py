@@ -13,8 +13,8 @@ from cohort_families import FAMILIES, LAYOUT
 from fcfl_vectors import VectorFCFL
 
 from fl_lightning.algorithms import FCFL, FairReg, Federation
-from fl_lightning.algorithms._shared.min_max import min_max
 from fl_lightning.algorithms.base import overrides
+from fl_lightning.algorithms.fcfl import min_max
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage import kept
 from fl_lightning.core.updates import UpdateMatrix

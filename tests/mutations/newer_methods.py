@@ -14,6 +14,7 @@ layers = In("fl_lightning/algorithms/_shared/personal_layers.py", PERSONAL)
 fedrep = In("fl_lightning/algorithms/fedrep.py", PERSONAL)
 propfair = In("fl_lightning/algorithms/propfair.py", "tests/algorithms/test_propfair.py")
 aaggff = In("fl_lightning/algorithms/aaggff.py", f"tests/algorithms/test_aaggff.py {CONTRACT} -k aaggff")
+disparity = In("fl_lightning/algorithms/_shared/disparity.py", "tests/algorithms/test_fairfed.py")
 fairfed = In("fl_lightning/algorithms/fairfed.py", f"tests/algorithms/test_fairfed.py {CONTRACT} -k fairfed")
 fedism = In("fl_lightning/algorithms/fedism.py", f"tests/algorithms/test_fedism.py {CONTRACT} -k fedism")
 fedpw = In("fl_lightning/algorithms/fedpw.py", f"tests/algorithms/test_fedpw.py {CONTRACT} -k fedpw")
@@ -24,8 +25,8 @@ counted = In("fl_lightning/algorithms/fairfed.py", LIES)
 kernels = In("fl_lightning/algorithms/fa.py", LIES)
 gaps = In("fl_lightning/algorithms/_shared/disparity.py", LIES)
 vectors = In("fl_lightning/algorithms/_shared/client_vectors.py", f"{CONTRACT} -k enters_no_state")
-smallest = In("fl_lightning/algorithms/_shared/smallest.py", "tests/algorithms/test_fedpw.py")
-shares = In("fl_lightning/algorithms/_shared/smallest.py", "tests/algorithms/test_column_shares.py -k FedPW")
+smallest = In("fl_lightning/algorithms/fedpw.py", "tests/algorithms/test_fedpw.py")
+shares = In("fl_lightning/algorithms/fedpw.py", "tests/algorithms/test_column_shares.py -k FedPW")
 
 MUTATIONS = [
     adafed("the divisors of equation 6 are the losses", "phi[k] - shares @ scales[:r]", "phi[k]"),
@@ -104,10 +105,10 @@ MUTATIONS = [
     fairfed("weights fall below 0", ").clamp_min(0)\n", ")\n"),
     fairfed(
         "the common disparity is the mean of the clients'",
-        "_disparity(predicted.sum(0, keepdim=True))",
-        "_disparity(predicted).nanmean()",
+        "rate_gaps(predicted.sum(0, keepdim=True))",
+        "rate_gaps(predicted).nanmean()",
     ),
-    fairfed("the notions are exchanged", 'self.notion == "dp"', 'self.notion == "eo"'),
+    disparity("the notions are exchanged", '    if notion == "dp":', '    if notion == "eo":'),
     fedism("earlier weights are forgotten", "self.beta * weights + (1 - self.beta) * before", "weights"),
     fedism(
         "earlier weights are not divided among the present", "before = shares(self.weights", "before = (self.weights"

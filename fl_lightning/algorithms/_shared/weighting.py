@@ -14,11 +14,7 @@ from fl_lightning.core.cohort import Cohort
 
 
 def nonnegative_losses(cohort: Cohort, method: str) -> Tensor:
-    """The cohort's losses ``[m]``, float64 on the CPU, for methods that take them for proportions.
-
-    Raises:
-        ValueError: the cohort has no losses, or a loss is negative.
-    """
+    """The cohort's losses ``[m]``, float64 on the CPU, for methods that take them for proportions."""
     losses = cohort.known_losses
     if bool((losses < 0).any()):
         raise ValueError(
@@ -36,10 +32,6 @@ def reported(cohort: Cohort, name: str, shape: tuple[int | None, ...], method: s
         name: of the entry of its extras.
         shape: of one client's; ``None`` stands for any length.
         method: whose error it is.
-
-    Raises:
-        ValueError: nobody reported it, its shape is another, or a client, which it names, reported a number that is not
-            finite.
     """
     found, m = cohort.extras.get(name), len(cohort)
     sizes = ", ".join("m" if place == 0 else str(size or "any") for place, size in enumerate((m, *shape)))
@@ -110,11 +102,7 @@ def uniform_weights(cohort: Cohort) -> Tensor:
 
 
 def weighted_mean(cohort: Cohort, weights: Tensor) -> Tensor:
-    """Linear combination of the rows with weights ``[m]``, the same in all layers.
-
-    Raises:
-        ValueError: a row, which it names by its client, or the mean is not finite.
-    """
+    """Linear combination of the rows with weights ``[m]``, the same in all layers."""
     step = cohort.updates.combine(weights)
     if not isfinite(float(cohort.updates.norm_of(step))):
         require_finite(cohort.updates.norms().isfinite(), cohort)
