@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same fit without planned steps and with them."""
 
-from __future__ import annotations
-
 import torch
 from support import Classifier, fresh, train, weights
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a number is compared with a bound: on both sides of it, and on it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

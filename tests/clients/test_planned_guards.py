@@ -14,8 +14,6 @@ from support import Classifier, fresh, train, weights
 import fl_lightning as fl
 from fl_lightning.algorithms.base import ClientRule
 
-pytestmark = pytest.mark.fit
-
 
 class Reads(Classifier):
     """Reads something that changes, and must not be planned with an old value."""

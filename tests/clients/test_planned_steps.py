@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits whose local steps come from plans: the same bits and logs."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest
@@ -16,9 +14,6 @@ import fl_lightning as fl
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.clients.planned.plan import Plan
 from fl_lightning.clients.planned.planned_gradients import PlannedGradients
-
-pytestmark = pytest.mark.fit
-
 
 PLANNED = {
     "several passes": {"local_epochs": 3},
@@ -80,10 +75,7 @@ def test_gradients_that_share_memory_are_changed_once(caplog):
     assert all("planned" in message for message in said), said
 
 
-UNPLANNED = {
-    "MOON": fl.algorithms.MOON(),
-    "FA": fl.algorithms.FA(torch.eye(12), sigma=4.0),
-}
+UNPLANNED = {"MOON": fl.algorithms.MOON(), "FA": fl.algorithms.FA(torch.eye(12), sigma=4.0)}
 
 
 @pytest.mark.parametrize("case", UNPLANNED)

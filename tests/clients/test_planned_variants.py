@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What people compute in ``training_step``: from plans with PyTorch's bits, or refused by name."""
 
-from __future__ import annotations
-
 import random
 from copy import deepcopy
 from types import SimpleNamespace

@@ -63,7 +63,6 @@ def in_order(samples=40):
     return DataLoader(blobs(samples), 10)
 
 
-@pytest.mark.fit
 @pytest.mark.parametrize("kind", [Byol, Moco])
 @pytest.mark.parametrize("lean", [True, False])
 def test_one_client_that_holds_all_data_is_plain_lightning(kind, lean):
@@ -102,7 +101,6 @@ def by_hand(module, data, rounds):
     return module
 
 
-@pytest.mark.fit
 @pytest.mark.parametrize("rebinds", [False, True])
 @pytest.mark.parametrize("executor", [None, fl.executors.Parallel(2)])
 def test_teachers_are_averaged_by_samples(executor, rebinds):
@@ -120,7 +118,6 @@ def test_teachers_are_averaged_by_samples(executor, rebinds):
     assert not torch.equal(module.teacher[0].weight, fresh(Byol).teacher[0].weight)
 
 
-@pytest.mark.fit
 @pytest.mark.parametrize("kind", [Byol, Moco])
 def test_workers_and_one_process_give_the_same(kind):
     def trained(executor):
@@ -133,7 +130,6 @@ def test_workers_and_one_process_give_the_same(kind):
     assert torch.equal(trained(fl.executors.Parallel(2)), trained(None))
 
 
-@pytest.mark.fit
 @pytest.mark.parametrize("kind", [Byol, Moco])
 @pytest.mark.parametrize("policy", ["mean", "largest", "global"])
 def test_clients_on_their_own_give_the_bits_of_a_fit(kind, policy):
@@ -146,14 +142,12 @@ def test_clients_on_their_own_give_the_bits_of_a_fit(kind, policy):
         assert torch.equal(value, other), name
 
 
-@pytest.mark.fit
 def test_the_policy_global_keeps_the_servers_teacher():
     module = fresh(Byol)
     training_only(fl.FederatedStrategy(buffers="global"), 2).fit(module, federated_blobs())
     assert torch.equal(module.teacher[0].weight, fresh(Byol).teacher[0].weight)
 
 
-@pytest.mark.fit
 @pytest.mark.parametrize("kind", [Byol, Moco])
 @pytest.mark.parametrize("executor", [None, fl.executors.Parallel(2)])
 def test_a_fit_with_a_teacher_or_a_bank_resumes_from_any_place(kind, executor, tmp_path):
@@ -178,7 +172,6 @@ def test_a_fit_with_a_teacher_or_a_bank_resumes_from_any_place(kind, executor, t
         assert torch.equal(run(), expected), name
 
 
-@pytest.mark.fit
 def test_a_teacher_that_a_callback_moves_is_refused_with_a_way_out():
     class Follows(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):

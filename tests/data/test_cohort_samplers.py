@@ -94,10 +94,7 @@ def test_availability_takes_whoever_is_there():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (
-            lambda: AvailabilitySampler(1.5),
-            "availability of AvailabilitySampler must be .*, found 1.5",
-        ),
+        (lambda: AvailabilitySampler(1.5), "availability of AvailabilitySampler must be .*, found 1.5"),
         (
             lambda: AvailabilitySampler(0.5, -0.1),
             "drop_out of AvailabilitySampler must be a number from 0 to 1 or a sequence that is not empty, found -0.1",

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the CUDA sources for the processor."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
