@@ -63,8 +63,7 @@ def in_order(samples=40):
     return DataLoader(blobs(samples), 10)
 
 
-@pytest.mark.parametrize("kind", [Byol, Moco])
-@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize(("kind", "lean"), [(Byol, True), (Moco, False)])
 def test_one_client_that_holds_all_data_is_plain_lightning(kind, lean):
     def trained(strategy, data):
         module = fresh(kind)
@@ -101,8 +100,7 @@ def by_hand(module, data, rounds):
     return module
 
 
-@pytest.mark.parametrize("rebinds", [False, True])
-@pytest.mark.parametrize("executor", [None, fl.executors.Parallel(2)])
+@pytest.mark.parametrize(("executor", "rebinds"), [(None, True), (fl.executors.Parallel(2), False)])
 def test_teachers_are_averaged_by_samples(executor, rebinds):
     def data():
         return fl.FederatedDataModule(in_order(90), [range(40), range(40, 60), range(60, 90)])
@@ -130,8 +128,7 @@ def test_workers_and_one_process_give_the_same(kind):
     assert torch.equal(trained(fl.executors.Parallel(2)), trained(None))
 
 
-@pytest.mark.parametrize("kind", [Byol, Moco])
-@pytest.mark.parametrize("policy", ["mean", "largest", "global"])
+@pytest.mark.parametrize(("kind", "policy"), [(Byol, "mean"), (Moco, "mean"), (Byol, "largest"), (Moco, "global")])
 def test_clients_on_their_own_give_the_bits_of_a_fit(kind, policy):
     module, apart = fresh(kind), Federation(fl.algorithms.FedAvg, lambda seed: fresh(kind, seed), buffers=policy)
     training_only(fl.FederatedStrategy(buffers=policy), 3).fit(module, federated_blobs(4))
@@ -148,8 +145,7 @@ def test_the_policy_global_keeps_the_servers_teacher():
     assert torch.equal(module.teacher[0].weight, fresh(Byol).teacher[0].weight)
 
 
-@pytest.mark.parametrize("kind", [Byol, Moco])
-@pytest.mark.parametrize("executor", [None, fl.executors.Parallel(2)])
+@pytest.mark.parametrize(("kind", "executor"), [(Byol, None), (Moco, None), (Moco, fl.executors.Parallel(2))])
 def test_a_fit_with_a_teacher_or_a_bank_resumes_from_any_place(kind, executor, tmp_path):
     class Saving(kind):
         def training_step(self, batch, batch_idx):
