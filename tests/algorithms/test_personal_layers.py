@@ -235,7 +235,6 @@ def test_heads_of_their_own_serve_clients_who_call_things_differently():
 # ---- in a trainer
 
 FITS = {"FedBN": FedBN, "FedPer": FedPer, "FedRep": lambda **o: FedRep(head_epochs=1, **o)}
-every_fit = pytest.mark.parametrize("name", FITS)
 
 
 @pytest.mark.fit
