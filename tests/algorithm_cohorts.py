@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cohorts and local training for tests of algorithms, without a Trainer."""
 
-from __future__ import annotations
-
 import torch
 
 from fl_lightning.algorithms import LocalWork

@@ -10,6 +10,7 @@ if os.environ.get("FL_LIGHTNING_TEST_DEVICE") != "cuda":
 import functools
 import importlib.metadata
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,8 +23,8 @@ torch.set_warn_always(True)
 # It does for tensors without memory, as opcheck and torch.compile make them, so it is one on the processor here.
 torch.ones((), requires_grad=True).backward()
 
-# `make quick` runs their tests, all but those marked fit or slow.
-QUICK = {"algorithms", "core", "data", "metrics", "ops", "solvers"}
+# `make quick` runs the tests of these rooms, all but those marked fit, process or slow.
+QUICK = {"algorithms", "core", "data", "lightning", "metrics", "ops"}
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,8 @@ def log_level():
 @pytest.fixture(autouse=True)
 def no_trainer_in_quick_tests(request, monkeypatch):
     """A test that runs a Trainer says so, or `make quick` grows slow without notice."""
-    if request.node.path.parent.name in QUICK and request.node.get_closest_marker("fit") is None:
+    room = request.node.path.relative_to(Path(__file__).parent).parts[0]
+    if room in QUICK and not any(map(request.node.get_closest_marker, ("fit", "process", "slow"))):
         from lightning import Trainer
 
         def refuse(*_, **__):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cohorts for tests of guards, without a Trainer."""
 
-from __future__ import annotations
-
 import torch
 from algorithm_cohorts import COLUMNS, make_cohort, random_rows
 

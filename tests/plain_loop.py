@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Federated training and evaluation written by hand: nothing of the library but its data views, seeds and cohorts."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from support import federated_blobs, fresh, weights

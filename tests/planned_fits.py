@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same fit without planned steps and with them."""
 
-from __future__ import annotations
-
 import torch
-from support import Classifier, fresh, train, weights
+from support import Blobs, Classifier, fresh, train, weights
+
+import fl_lightning as fl
 
 OLD = torch.__version__ < torch.torch_version.TorchVersion("2.10")
 """BatchNorm is a call that no plan can repeat."""
 
 
+def few_shapes():
+    """Five clients with two batches of ten samples and one of five: a plan for every shape takes its time."""
+    return fl.FederatedDataModule(Blobs(train=125), fl.data.IID(5), seed=0)
+
+
 def both(caplog, module=Classifier, rounds=3, options=None, **strategy):
     """The same fit without plans and with them, and what the second one said about its steps."""
     options = {"log": True, **(options or {})}
-    eager = train(fresh(module, **options), rounds, planned_steps=False, **strategy)
+    eager = train(fresh(module, **options), rounds, planned_steps=False, **{"data": few_shapes(), **strategy})
     caplog.clear()
     with caplog.at_level("INFO"):
-        planned = train(fresh(module, **options), rounds, planned_steps=True, **strategy)
+        planned = train(fresh(module, **options), rounds, planned_steps=True, **{"data": few_shapes(), **strategy})
     return eager, planned, [m for m in caplog.messages if m.startswith("Local steps")]
 
 

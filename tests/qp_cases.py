@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gram matrices of every kind that a cohort can produce, and independent solvers to judge the answers by."""
 
-from __future__ import annotations
-
 from itertools import combinations, product
 
 import numpy as np

@@ -5,8 +5,6 @@ The numbers lie on the CPU. What CUDA refuses is refused: tensors of the CPU amo
 numbers where CUDA takes them, and for offsets and the like that this package's ops take there.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode

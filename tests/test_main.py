@@ -97,11 +97,7 @@ def test_help_lists_the_commands(capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ([], "usage: "),
-        (["train"], "unknown command 'train'"),
-        (["info", "-v"], r"info takes no options, found ['-v']"),
-    ],
+    [([], "usage: "), (["train"], "unknown command 'train'"), (["info", "-v"], r"info takes no options, found ['-v']")],
 )
 def test_a_wrong_command_line_prints_the_usage_and_fails(capsys, arguments, message):
     assert main(arguments) == 2

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rounds of client rules on a small classifier in float64, without a Trainer."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rounds of every kind that a federation can produce, for comparing Gram forms with vector forms."""
 
-from __future__ import annotations
-
 import torch
 from algorithm_cohorts import SIZES, make_cohort
 

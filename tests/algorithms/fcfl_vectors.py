@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """FCFL on vectors in numpy: no Gram matrix, every linear program by trying all of its vertices."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits of whole methods in a Trainer, and what must hold for all of them."""
 
-from __future__ import annotations
-
 import torch
 from resuming import differences
 from support import Classifier, fit, fresh, weights

@@ -5,8 +5,7 @@ import pytest
 import torch
 import weight_forms
 from algorithm_cohorts import make_cohort, random_rows
-from cases import pairwise
-from cohort_families import FAMILIES, rounds_of
+from cohort_families import rounds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import federated_blobs, fresh, quiet_trainer
@@ -17,16 +16,6 @@ from fl_lightning.core.storage import kept
 
 few = settings(max_examples=20, deadline=None, derandomize=True)
 loss = st.floats(0, 100)
-
-
-@pytest.mark.parametrize(
-    ("family", "gamma", "cohort"), pairwise(FAMILIES, [0.0, 0.01, 0.5], [(1, 1), (3, 3), (4, 5), (6, 6)])
-)
-def test_equals_the_vector_form(family, gamma, cohort):
-    m, clients = cohort
-    for scale in (1e-12, 1.0, 1e12):
-        cohorts = rounds_of(family, m, 3, 6, clients, scale, num_clients=clients)
-        weight_forms.compare(AFL(gamma), weight_forms.AFL(gamma, clients), cohorts)
 
 
 @pytest.mark.parametrize("gamma", [0.005, 0.02])

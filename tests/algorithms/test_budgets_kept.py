@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a fit under budgets says of the disparities themselves, and scores that are no logits."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

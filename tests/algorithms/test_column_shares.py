@@ -4,11 +4,12 @@
 ``RULES`` of the contract suite are covered, so a new method is.
 """
 
-from __future__ import annotations
+from functools import cache
 
 import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows
+from cases import in_turn, pairwise
 from column_shares import divided, same
 from test_contract import RULES
 
@@ -27,7 +28,12 @@ SHARES = (2, 3, 7)
 DTYPES = (torch.float32, torch.float64)
 
 
-def cohorts(dtype, rounds=3, m=4, clients=7):
+@cache
+def cohorts(dtype, rounds=3):
+    return list(_cohorts(dtype, rounds, 4, 7))
+
+
+def _cohorts(dtype, rounds, m, clients):
     generator = torch.Generator().manual_seed(3)
     for when in range(rounds):
         ids = torch.randperm(clients, generator=generator)[:m].tolist()
@@ -49,15 +55,16 @@ def pair(name):
     return server, server.client_rule()
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_shares_of_the_columns_give_the_same_bits(name):
-    rounds = list(cohorts(DTYPES[list(RULES).index(name) % 2]))
-    whole = divided(lambda: pair(name), rounds, 1)
-    for shares in (3, 11):  # two of which hold nothing
-        found = divided(lambda: pair(name), rounds, shares)
-        assert same(found.steps, whole.steps), shares
-        assert str(found.reports) == str(whole.reports)
-        assert same(found.state, whole.state)
+@pytest.mark.parametrize(
+    ("name", "dtype", "shares"),  # two of eleven shares hold nothing
+    dict.fromkeys([*in_turn(RULES, DTYPES, (3, 3, 11, 11)), *pairwise(["FedHEAL", "FedLF-needed"], DTYPES, (3, 11))]),
+)
+def test_shares_of_the_columns_give_the_same_bits(name, dtype, shares):
+    rounds = cohorts(dtype)
+    whole, found = (divided(lambda: pair(name), rounds, count) for count in (1, shares))
+    assert same(found.steps, whole.steps)
+    assert str(found.reports) == str(whole.reports)
+    assert same(found.state, whole.state)
 
 
 class PastTheDoor(fl.FedAvg):
@@ -71,7 +78,7 @@ class PastTheDoor(fl.FedAvg):
 
 
 def test_a_rule_that_adds_up_by_itself_is_found_out():
-    rounds = list(cohorts(torch.float32, 1))
+    rounds = cohorts(torch.float32, 1)
     whole, found = (divided(lambda: (PastTheDoor(), fl.ClientRule()), rounds, shares) for shares in (1, 3))
     assert not same(found.steps, whole.steps)
 
@@ -84,7 +91,7 @@ class KeepsQuiet(fl.FedFa):
 
 def test_state_in_columns_that_a_rule_does_not_name_is_found_out():
     with pytest.raises(AssertionError, match="must be the same everywhere"):
-        divided(lambda: (KeepsQuiet(), fl.ClientRule()), list(cohorts(torch.float32, 1)), 3)
+        divided(lambda: (KeepsQuiet(), fl.ClientRule()), cohorts(torch.float32, 1), 3)
 
 
 def test_what_a_rule_does_not_say_is_not_known():
@@ -114,7 +121,7 @@ def test_what_a_rule_does_not_say_is_not_known():
 
 @pytest.mark.parametrize("name", [name for name in RULES if overrides(RULES[name]().client_rule(), "commit")])
 def test_client_halves_beside_another_rule_give_the_same_bits(name):
-    rounds = list(cohorts(torch.float32))
+    rounds = cohorts(torch.float32)
     whole, found = (divided(lambda: (fl.FedHEAL(), pair(name)[1]), rounds, shares) for shares in (1, 3))
     assert same(found.steps, whole.steps)
     assert same(found.state, whole.state)

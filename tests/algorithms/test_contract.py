@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every algorithm must do, whatever it computes. Add a line to ``RULES`` and a new one is covered."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import replace
 

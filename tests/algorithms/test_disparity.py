@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Disparities as clients measure them, against one formula on all of a client's data."""
 
-from __future__ import annotations
-
 import math
 import warnings
 

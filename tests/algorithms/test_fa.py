@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -88,11 +86,7 @@ def committed(rule, clients):
     return extras
 
 
-GROUPS = {
-    "given": lambda a: a,
-    "exchanged": lambda a: 1 - a,
-    "unequal": lambda a: a * (torch.arange(len(a)) % 3 == 0),
-}
+GROUPS = {"given": lambda a: a, "exchanged": lambda a: 1 - a, "unequal": lambda a: a * (torch.arange(len(a)) % 3 == 0)}
 
 
 @pytest.mark.filterwarnings("ignore:FA found no weights")

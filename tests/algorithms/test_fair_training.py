@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small federations from end to end, without a Trainer."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from algorithm_cohorts import make_cohort

@@ -1,7 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from __future__ import annotations
-
-import io
 import math
 
 import numpy as np
@@ -184,22 +181,6 @@ def test_a_client_without_a_group_keeps_its_loss_and_is_counted():
         rule = FCFL(0.1, stage1_rounds=rounds)
         torch.testing.assert_close(rule.aggregate(alone), free)
         assert rule.report.scalars["without_group"] == 3
-
-
-def test_state_goes_through_a_checkpoint():
-    cohorts = list(rounds_of("correlated", 4, 9, rounds=8))
-    whole, first = FCFL(stage1_rounds=4), FCFL(stage1_rounds=4)
-    for cohort in cohorts[:3]:
-        whole.aggregate(cohort)
-        first.aggregate(cohort)
-    file = io.BytesIO()
-    torch.save(kept.state(first), file)
-    file.seek(0)
-    second = FCFL(stage1_rounds=4)
-    kept.load(second, torch.load(file, weights_only=True))
-    for cohort in cohorts[3:]:
-        assert torch.equal(whole.aggregate(cohort), second.aggregate(cohort))
-        assert whole.report.scalars == second.report.scalars
 
 
 def test_budgets_must_fit_the_clients():

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from __future__ import annotations
-
 import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows, train_locally

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-from __future__ import annotations
-
 import copy
 import math
 
 import pytest
 import torch
 from client_rounds import Net, Rounds, assign, client_data, flat
-from method_fits import fit_method, trained
+from method_fits import fit_method
 from support import Classifier, fresh
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.algorithms import FedAvg, FedCKA, FedMDFG
+from fl_lightning.algorithms import FedCKA, FedMDFG
 from fl_lightning.algorithms.fedcka import linear_cka
 
 MU, LR = 2.0, 0.2
@@ -170,14 +168,3 @@ class Pairs(Classifier):
 def test_layers_without_one_output_are_named(layer, words):
     with pytest.raises(fl.ClientError, match=f"layer '{layer}' must put out one tensor .* for FedCKA, {words}"):
         fit_method(FedCKA(layers=[layer]), module=fresh(Pairs), clients_per_round=6)
-
-
-@pytest.mark.fit
-def test_mu_0_is_fedavg_bit_for_bit():
-    assert torch.equal(trained(FedCKA(0.0)), trained(FedAvg()))
-    assert torch.equal(trained(FedCKA(), rounds=1), trained(FedAvg(), rounds=1))  # nobody has a last model
-
-
-@pytest.mark.fit
-def test_it_is_not_fedavg():
-    assert not torch.allclose(trained(FedCKA()), trained(FedAvg()), atol=1e-3)

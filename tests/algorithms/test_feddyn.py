@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -137,11 +135,6 @@ def test_refused_where_the_step_is_no_mean(server):
 
 
 # ---- in a trainer
-
-
-@pytest.mark.fit
-def test_it_is_not_fedavg():
-    assert not torch.allclose(trained(FedDyn(0.1)), trained(FedAvg("uniform")), atol=1e-3)
 
 
 @pytest.mark.fit

@@ -4,10 +4,7 @@ from math import log2
 import numpy as np
 import pytest
 import torch
-import weight_forms
 from algorithm_cohorts import make_cohort, random_rows
-from cases import pairwise
-from cohort_families import FAMILIES, rounds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import federated_blobs, fresh, training_only, weights
@@ -17,17 +14,6 @@ from fl_lightning.algorithms import FedFa, Needs
 from fl_lightning.core.storage import kept
 
 few = settings(max_examples=20, deadline=None, derandomize=True)
-
-
-@pytest.mark.parametrize(
-    ("family", "options", "cohort"),
-    pairwise(FAMILIES, [(0.5, 0.9), (0.0, 0.5), (1.0, 0.0)], [(1, 1), (1, 4), (3, 7), (6, 6)]),
-)
-def test_equals_the_vector_form(family, options, cohort):
-    (beta, gamma), (m, clients) = options, cohort
-    for scale in (1e-12, 1.0, 1e12):
-        rule, form = FedFa(beta, gamma), weight_forms.FedFa(beta, gamma)
-        weight_forms.compare(rule, form, rounds_of(family, m, 6, 5, clients, scale))
 
 
 def weigh(accuracies, beta=0.5, ids=None, rule=None):

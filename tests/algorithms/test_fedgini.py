@@ -2,26 +2,13 @@
 import numpy as np
 import pytest
 import torch
-import weight_forms
 from algorithm_cohorts import make_cohort, random_rows
-from cases import pairwise
-from cohort_families import FAMILIES, rounds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_lightning.algorithms import FedAvg, FedGini
 
 few = settings(max_examples=20, deadline=None, derandomize=True)
-
-
-@pytest.mark.parametrize(
-    ("family", "epsilon", "cohort"), pairwise(FAMILIES, [0.0, 0.1, 0.5, 1.0], [(1, 1), (2, 5), (3, 7), (6, 6)])
-)
-def test_equals_the_vector_form(family, epsilon, cohort):
-    m, clients = cohort
-    for scale in (1e-12, 1.0, 1e12):
-        rule, form = FedGini(epsilon), weight_forms.FedGini(epsilon)
-        weight_forms.compare(rule, form, rounds_of(family, m, 5, 3, clients, scale))
 
 
 def weights(losses, epsilon=0.5):

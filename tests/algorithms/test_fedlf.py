@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 
@@ -10,7 +8,7 @@ import torch
 import vector_forms
 from algorithm_cohorts import SIZES, make_cohort, random_rows, sampled_rounds, switched
 
-from fl_lightning.algorithms import FedLF, FedMDFG
+from fl_lightning.algorithms import FedLF
 from fl_lightning.core.layout import ParamLayout
 
 STARTS = (0, 30, 42, 92)
@@ -215,16 +213,6 @@ def test_equal_norms_make_no_difference_between_fair_rows():
         switched(FedLF(reading="paper"), fair_kind=kind).aggregate(make_cohort(rows, losses)) for kind in ("cos", "h")
     ]
     assert not torch.allclose(*raw)
-
-
-def test_one_block_of_equal_rows_is_the_direction_of_fedmdfg():
-    rows, losses = random_rows(4, 26), [0.5, 1.0, 2.0, 4.0]
-    rows = rows / rows.norm(dim=1, keepdim=True)
-    layout = ParamLayout.from_sizes(SIZES).merged()
-    rule = switched(FedLF("model", "paper"), fair_kind="h")
-    step = rule.aggregate(make_cohort(rows, losses, layout=layout))
-    other = FedMDFG(theta=0.01).aggregate(make_cohort(rows, losses))
-    torch.testing.assert_close(step / step.norm(), other / other.norm())
 
 
 def test_merging_everything_equals_one_block():

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedLF on a device: one look at what is there per step, and the same step as on the CPU."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -125,11 +123,6 @@ def test_opposite_updates_give_no_step():
     assert not rule.aggregate(make_cohort(torch.cat([row, -3 * row]))).any()
     assert rule.report.flagged
     assert FedMGDAPlus(epsilon=0.1).aggregate(make_cohort(torch.cat([row, -3 * row]))).any()  # sizes 1 and 2
-
-
-def test_a_missing_learning_rate_is_named():
-    with pytest.raises(ValueError, match="client_lr must be given"):
-        FedMGDAPlus().aggregate(make_cohort(random_rows(2, 66), lr=None))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

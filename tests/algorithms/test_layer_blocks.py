@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which rows FedLF tries for a layer without a direction, by the calls that ask for one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which rows count as zero beside the others."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -11,7 +9,7 @@ from method_fits import FailsInRoundOne, fit_method, trained
 from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
-from fl_lightning.algorithms import MOON, FedAvg, FedMDFG
+from fl_lightning.algorithms import MOON, FedMDFG
 from fl_lightning.core.storage import kept
 
 MU, TEMPERATURE, LR = 0.7, 0.5, 0.2
@@ -161,17 +159,6 @@ def test_features_of_the_wrong_kind_are_named(answer, words):
     module.answer = answer
     with pytest.raises(fl.ClientError, match=rf"Wrong.federated_features must return {words}"):
         fit_method(MOON(), module=module, clients_per_round=6)
-
-
-@pytest.mark.fit
-def test_mu_0_is_fedavg_bit_for_bit():
-    assert torch.equal(trained(MOON(0.0)), trained(FedAvg()))
-    assert torch.equal(trained(MOON(5.0), rounds=1), trained(FedAvg(), rounds=1))  # nobody has a last model
-
-
-@pytest.mark.fit
-def test_it_is_not_fedavg():
-    assert not torch.allclose(trained(MOON(5.0)), trained(FedAvg()), atol=1e-3)
 
 
 class OnePass(Classifier):

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedBN, FedPer and FedRep against deep copies of whole models."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
 import torch
-from cases import pairwise
+from cases import in_turn, pairwise
 from client_rounds import Net, Rounds, client_data, flat
 from method_fits import assert_resumes, fit_method
 from support import Classifier, federated_blobs, fresh, on_path, quiet_trainer
@@ -27,7 +25,6 @@ METHODS = {
     "FedRep": (lambda **o: FedRep(head_epochs=2, **o), lambda name: name.startswith("head.")),
 }
 every_method = pytest.mark.parametrize("name", METHODS)
-every_home = pytest.mark.parametrize("in_files", [False, True])
 
 
 def made(name, folder=None):
@@ -238,7 +235,6 @@ def test_heads_of_their_own_serve_clients_who_call_things_differently():
 # ---- in a trainer
 
 FITS = {"FedBN": FedBN, "FedPer": FedPer, "FedRep": lambda **o: FedRep(head_epochs=1, **o)}
-every_fit = pytest.mark.parametrize("name", FITS)
 
 
 @pytest.mark.fit
@@ -269,8 +265,7 @@ def own_accuracies(strategy, module, data):
     return found
 
 
-@every_fit
-@every_home
+@pytest.mark.parametrize(("name", "in_files"), in_turn(FITS, [False, True]))
 @pytest.mark.fit
 def test_clients_are_evaluated_with_their_own_layers(name, in_files, tmp_path):
     folder = {"directory": str(tmp_path / "own")} if in_files else {}
@@ -289,11 +284,10 @@ def test_clients_are_evaluated_with_their_own_layers(name, in_files, tmp_path):
     assert torch.equal(again["personal/val_acc"].nan_to_num(9), record.values["personal/val_acc"].nan_to_num(9))
 
 
-@every_fit
-@pytest.mark.parametrize("options", [on_path(True), on_path(False)], ids=["lean", "full"])
+@pytest.mark.parametrize(("name", "lean"), in_turn(FITS, [True, False]))
 @pytest.mark.fit
-def test_the_global_model_keeps_the_layers_that_it_began_with(name, options):
-    module, strategy = fit_method(FITS[name](), local_epochs=2, **options)
+def test_the_global_model_keeps_the_layers_that_it_began_with(name, lean):
+    module, strategy = fit_method(FITS[name](), local_epochs=2, limit_val_batches=0, **on_path(lean))
     began = fresh(Classifier, norm=True, momentum=0.5).state_dict()
     layers = strategy.client_rule.find(module, fl.ParamLayout.from_module(module))
     for key, value in module.state_dict().items():

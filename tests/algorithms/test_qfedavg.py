@@ -1,25 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 import torch
-import weight_forms
 from algorithm_cohorts import make_cohort, random_rows
-from cases import pairwise
-from cohort_families import FAMILIES, rounds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_lightning.algorithms import FedAvg, Needs, QFedAvg
+from fl_lightning.algorithms import FedAvg, QFedAvg
 
 few = settings(max_examples=20, deadline=None, derandomize=True)
 losses_of = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=7)
-
-
-@pytest.mark.parametrize(("family", "q", "cohort"), pairwise(FAMILIES, [0.0, 0.1, 1.0, 5.0], [(1, 1), (3, 7), (6, 6)]))
-def test_equals_the_vector_form(family, q, cohort):
-    m, clients = cohort
-    for scale in (1e-12, 1.0, 1e12):
-        cohorts = rounds_of(family, m, 1, 3, clients, scale, lr=0.05 * scale**2)
-        weight_forms.compare(QFedAvg(q), weight_forms.QFedAvg(q), cohorts)
 
 
 @few
@@ -97,12 +86,3 @@ def test_nobody_moved():
     assert rule.report.flagged
     with pytest.raises(ValueError, match="client_lr must be positive for QFedAvg where clients moved, found 0"):
         rule.aggregate(make_cohort(random_rows(2, 6), lr=0.0))
-
-
-def test_negative_losses_are_refused():
-    with pytest.raises(ValueError, match=r"losses must not be negative for QFedAvg, found \[1.0, -0.5\] from clients"):
-        QFedAvg().aggregate(make_cohort(random_rows(2, 7), [1.0, -0.5]))
-
-
-def test_needs():
-    assert QFedAvg().needs == Needs(losses=True, client_lr=True)

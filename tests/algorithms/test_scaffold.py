@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: N806 (letters as in the paper)
-from __future__ import annotations
-
 import lightning as L
 import numpy as np
 import pytest

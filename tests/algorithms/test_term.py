@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 import torch
-import weight_forms
 from algorithm_cohorts import make_cohort, random_rows
-from cases import pairwise
-from cohort_families import FAMILIES, rounds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,18 +10,6 @@ from fl_lightning.core.storage import kept
 
 few = settings(max_examples=20, deadline=None, derandomize=True)
 losses_of = st.lists(st.floats(-50, 50), min_size=1, max_size=7)
-
-
-@pytest.mark.parametrize(
-    ("family", "reading", "t", "cohort"),
-    pairwise(FAMILIES, ["library", "paper", "code"], [0.1, 1.0, 5.0], [(1, 1), (3, 7), (6, 6)]),
-)
-def test_equals_the_vector_form(family, reading, t, cohort):
-    m, clients = cohort
-    for scale in (1e-12, 1.0, 1e12):
-        rate = 0.5 if reading == "library" else 0.3
-        rule, form = TERM(t, reading, rate), weight_forms.TERM(t, reading, rate)
-        weight_forms.compare(rule, form, rounds_of(family, m, 2, 4, clients, scale))
 
 
 @few

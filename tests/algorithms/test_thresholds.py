@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a number is compared with a bound: on both sides of it, and on it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -13,14 +11,6 @@ from fl_lightning.algorithms import FCFL, FedFV, FedLF, FedMDFG
 from fl_lightning.algorithms._shared.common_descent import fair_weights
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.updates import UpdateMatrix
-from fl_lightning.data.cohort_samplers import cohort_size
-
-
-@pytest.mark.parametrize(
-    ("fraction", "clients", "size"), [(0.07, 100, 7), (0.29, 100, 29), (0.1, 30, 3), (0.101, 30, 4)]
-)
-def test_fractions_of_clients_are_rounded_up_but_for_their_own_rounding(fraction, clients, size):
-    assert cohort_size(fraction, clients) == size
 
 
 @pytest.mark.parametrize("m", [2, 9])

@@ -2,8 +2,6 @@
 # ruff: noqa: N806 (letters as in the papers)
 """The same methods on float64 vectors, by brute force: no Gram matrices, no code of the package."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -5,8 +5,6 @@
 ``step(rows, losses, ids, ...)`` takes a round and returns the old model minus the new one.
 """
 
-from __future__ import annotations
-
 from math import exp, log2
 
 import numpy as np

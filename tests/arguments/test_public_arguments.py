@@ -45,16 +45,8 @@ ACCEPTED = {
         (r"attacks\.\w+\(labels$", "the last part of a batch"),
         (rf"({LOSSES}|LinearProgram\(value)$", "losses and objectives have any sign"),
     ),
-    "NaN inf": (
-        (
-            rf"({LOSSES}|RoundRecord\(step_norm)$",
-            "the server sees that a client diverged",
-        ),
-    ),
-    "''": (
-        (r"Backend\(reason$", "nothing faster exists"),
-        (r"FitRecord\(command$", "a notebook has no command line"),
-    ),
+    "NaN inf": ((rf"({LOSSES}|RoundRecord\(step_norm)$", "the server sees that a client diverged"),),
+    "''": ((r"Backend\(reason$", "nothing faster exists"), (r"FitRecord\(command$", "a notebook has no command line")),
     "[]": (
         (r"attacks\.\w+\(clients$", "nobody is dishonest: what dishonest_clients(share=0) returns"),
         (r"Record\(client_(ids|names)$", "no client took part, or names are the ids"),

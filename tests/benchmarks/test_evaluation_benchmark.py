@@ -5,12 +5,9 @@ import json
 import logging
 import sys
 
-import pytest
-
 from benchmarks import evaluation
 
 
-@pytest.mark.fit
 def test_both_sides_take_turns_and_it_is_written_down(monkeypatch, capsys, caplog, tmp_path):
     caplog.set_level(logging.ERROR, logger="lightning.pytorch")  # which the program sets, too
     monkeypatch.setattr(sys, "argv", ["evaluation", "--clients", "4", "--pairs", "3", "--out", str(tmp_path)])

@@ -53,7 +53,6 @@ def shown(folder, out):
     return [*numbers.splitlines(), *(line.split(" | ")[:2] for line in costs.splitlines()[1:])]
 
 
-@pytest.mark.fit
 def test_a_suite_runs_is_packed_and_goes_on_elsewhere(tiny, capsys):
     call("run", tiny, "out", "--dry-run")
     said = capsys.readouterr().err
@@ -85,7 +84,6 @@ def test_a_suite_runs_is_packed_and_goes_on_elsewhere(tiny, capsys):
     assert shown(tiny, "elsewhere") == whole, "from the packed file alone"
 
 
-@pytest.mark.fit
 def test_what_is_packed_is_what_the_tables_need(tiny, monkeypatch):
     call("run", tiny, "out", "--seeds", "1")
     folder = tiny / "out" / "tiny"
@@ -209,7 +207,6 @@ def test_the_pace_is_read_from_the_curve():
     assert training_seconds(record) == 3.5
 
 
-@pytest.mark.fit
 def test_a_method_is_not_compared_before_all_its_rates_ran(tiny):
     call("run", tiny, "out", "--seeds", "1")
     folder = tiny / "out" / "tiny"
@@ -224,7 +221,6 @@ def test_a_method_is_not_compared_before_all_its_rates_ran(tiny):
     assert rows["FedAvg, uniform weights"].differences
 
 
-@pytest.mark.fit
 def test_further_divisions_have_the_rates_of_the_suite_and_go_on(tiny, capsys):
     call("run", tiny, "out", "--seeds", "1")
     call("report", tiny)

@@ -82,7 +82,6 @@ def library(tmp_path, monkeypatch):
     adapters.base.cache_clear()
 
 
-@pytest.mark.fit
 def test_every_method_adapts_and_conflicts_in_products_are_counted(library):
     data = owners(library, 4, batch_size=40)
     start = adapters.base().state_dict()
@@ -110,7 +109,6 @@ def test_another_library_is_refused(library):
         text.general()
 
 
-@pytest.mark.fit
 def test_divisions_and_clients_alone_are_in_the_table(tmp_path):
     suite = replace(TINY, seeds=1, divisions=2, bounds="local", rates=(0.1, 0.3))
     carry_out(suite, tmp_path, tmp_path / "tiny", only=["FedLF"])

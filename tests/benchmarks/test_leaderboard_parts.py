@@ -80,7 +80,6 @@ def test_auroc_counts_the_classes_that_a_client_has():
     assert binary.compute() == 1.0
 
 
-@pytest.mark.fit
 def test_every_method_trains_a_round_and_has_traffic():
     dataset = federate(None).data.train_dataloader().dataset
     bytes_up = {}
@@ -95,7 +94,6 @@ def test_every_method_trains_a_round_and_has_traffic():
     assert set(TELLING) <= set(bytes_up)
 
 
-@pytest.mark.fit
 def test_people_have_groups():
     torch.manual_seed(0)  # FCFL warns if the first weights predict one class for everybody
     module = PeopleLearner(_binary, 1, 0.1)
@@ -190,7 +188,6 @@ def test_windows_are_read_back_as_the_text():
     assert contexts.shape == (len(written) // 17, 16)
 
 
-@pytest.mark.fit
 def test_server_steps_are_taken():
     found = {}
     for name, strategy in server_steps(1.0).items():

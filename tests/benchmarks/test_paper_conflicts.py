@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runner that counts conflicts, on noise instead of Fashion-MNIST."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

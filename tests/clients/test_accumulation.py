@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``accumulate_grad_batches``: groups of batches begin anew in each pass, as in each epoch of plain Lightning."""
 
-from __future__ import annotations
-
 import lightning as L
 import pytest
 import torch
@@ -15,8 +13,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fl_lightning as fl
 from fl_lightning import algorithms
-
-pytestmark = pytest.mark.fit
 
 
 class Line(L.LightningModule):

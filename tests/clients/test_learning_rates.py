@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Methods that need the learning rate, where schedules change it within visits; a rate of 0 gives zero rows."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -53,7 +51,6 @@ class Spy(ALGORITHMS.FedAvg):
         return super().aggregate(cohort)
 
 
-@pytest.mark.fit
 @pytest.mark.parametrize("name", NEEDY)
 def test_a_rate_of_zero_moves_nobody_and_divides_nothing(name):
     module = fresh(Warming)
@@ -65,7 +62,6 @@ def test_a_rate_of_zero_moves_nobody_and_divides_nothing(name):
     assert not torch.equal(weights(moved.module), weights(module))
 
 
-@pytest.mark.fit
 @pytest.mark.parametrize("lean", [True, False], ids=["lean", "full"])
 def test_the_server_sees_the_mean_rate_of_the_visits(lean):
     module, spy = fresh(Warming), Spy()
@@ -80,7 +76,6 @@ def test_the_server_sees_the_mean_rate_of_the_visits(lean):
     assert spy.rates == pytest.approx([sum(visits[i : i + 3]) / 3 for i in (0, 3, 6)])
 
 
-@pytest.mark.fit
 def test_scaffolds_gradients_are_those_of_the_rates_in_use():
     # A control of a client is the mean of its gradients, whatever the rates of its steps.
     class Constant(Warming):

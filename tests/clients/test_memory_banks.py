@@ -49,7 +49,6 @@ KINDS = {
 SEEN: list[list[torch.Tensor]] = []
 
 
-@pytest.mark.fit
 @pytest.mark.parametrize("kind", KINDS)
 def test_bank_and_pointer_are_those_of_the_largest_client(kind):
     SEEN.clear()
@@ -91,7 +90,6 @@ class Average(Classifier):
 LEFT: list[torch.Tensor] = []
 
 
-@pytest.mark.fit
 def test_averages_beside_counters_are_averaged():
     LEFT.clear()
     module = fresh(Average)

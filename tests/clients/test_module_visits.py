@@ -33,7 +33,6 @@ def differing(one, other):
     return sorted(name for name in one if not torch.equal(one[name], other[name]))
 
 
-@pytest.mark.fit
 def test_one_client_with_all_data_is_plain_lightning():
     ends = []
     for strategy in ("auto", fl.FederatedStrategy()):
@@ -44,7 +43,6 @@ def test_one_client_with_all_data_is_plain_lightning():
     assert not differing(*ends)
 
 
-@pytest.mark.fit
 @pytest.mark.parametrize(("workers", "method"), [(2, fl.algorithms.FedAvg), (3, fl.algorithms.FedLF)])
 def test_worker_processes_give_the_same_bits(workers, method):
     ends = []
@@ -65,7 +63,6 @@ class Between(L.Callback):
             part.n = 10 * batch_idx
 
 
-@pytest.mark.fit
 @pytest.mark.parametrize("executor", [None, fl.executors.Parallel(2)])
 def test_what_callbacks_change_between_clients_stays(executor):
     module = Together(["counts_steps"])
@@ -100,7 +97,6 @@ class Gathers(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
-@pytest.mark.fit
 @pytest.mark.filterwarnings("ignore:The ``compute`` method")
 @pytest.mark.parametrize("executor", [None, fl.executors.Parallel(2)])
 def test_outcomes_are_joined_in_the_order_of_the_cohort(executor):
@@ -160,7 +156,6 @@ class Saves(Gathers):
         self.count, self.last = checkpoint["own"]["count"], deque(checkpoint["own"]["last"], maxlen=4)
 
 
-@pytest.mark.fit
 @pytest.mark.filterwarnings("ignore:The ``compute`` method")
 def test_a_fit_that_is_resumed_in_the_middle_of_a_round_goes_on_from_the_same_attributes(tmp_path):
     ends, save = [], SaveAt(tmp_path, 1, ("on_train_batch_end-1",))

@@ -8,13 +8,11 @@ from typing import ClassVar
 import pytest
 import torch
 from lightning.pytorch import Callback
-from planned_fits import OLD, agree, both
+from planned_fits import OLD, agree, both, few_shapes
 from support import Classifier, fresh, train, weights
 
 import fl_lightning as fl
 from fl_lightning.algorithms.base import ClientRule
-
-pytestmark = pytest.mark.fit
 
 
 class Reads(Classifier):
@@ -85,7 +83,7 @@ def test_what_python_reads_is_read_anew(what, caplog, monkeypatch):
     monkeypatch.setattr(Reads, "what", what)
     eager, planned, _ = both(caplog, Reads, callbacks=[ForOneClient()], local_epochs=2)
     agree(eager, planned)
-    plain = train(fresh(log=True), planned_steps=False, local_epochs=2)
+    plain = train(fresh(log=True), planned_steps=False, local_epochs=2, data=few_shapes())
     assert not torch.equal(weights(planned.module), weights(plain.module))
 
 

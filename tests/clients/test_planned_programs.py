@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recorded loss that runs in memory that stays: the bits of autograd, step after step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

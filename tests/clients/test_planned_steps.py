@@ -1,24 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits whose local steps come from plans: the same bits and logs."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback
-from planned_fits import OLD, agree, both
-from support import CLASSES, Classifier, fit, fresh, weights
+from planned_fits import OLD, agree, both, few_shapes
+from support import CLASSES, Classifier, fresh, train, weights
 
 import fl_lightning as fl
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.clients.planned.plan import Plan
 from fl_lightning.clients.planned.planned_gradients import PlannedGradients
-
-pytestmark = pytest.mark.fit
-
 
 PLANNED = {
     "several passes": {"local_epochs": 3},
@@ -80,10 +75,7 @@ def test_gradients_that_share_memory_are_changed_once(caplog):
     assert all("planned" in message for message in said), said
 
 
-UNPLANNED = {
-    "MOON": fl.algorithms.MOON(),
-    "FA": fl.algorithms.FA(torch.eye(12), sigma=4.0),
-}
+UNPLANNED = {"MOON": fl.algorithms.MOON(), "FA": fl.algorithms.FA(torch.eye(12), sigma=4.0)}
 
 
 @pytest.mark.parametrize("case", UNPLANNED)
@@ -97,11 +89,12 @@ def test_worker_processes_plan_for_themselves(caplog):
     if torch.cuda.is_available():
         pytest.skip("worker processes are copies of this one, in which CUDA may have been used")
     executor = fl.executors.Parallel(workers=2)
-    eager, planned, said = both(caplog, executor=executor, rounds=4)
+    eager, planned, said = both(caplog, executor=executor, rounds=2)
     agree(eager, planned)
     assert planned.strategy.last_round.planned_steps > 0
     assert len(said) == len(set(said))
-    assert torch.equal(weights(planned.module), weights(fit(fresh(log=True), 4, planned_steps=True).module))
+    alone = train(fresh(log=True), 2, planned_steps=True, data=few_shapes())
+    assert torch.equal(weights(planned.module), weights(alone.module))
 
 
 class Rounds(Callback):
@@ -145,21 +138,21 @@ class InTurn(fl.executors.Sequential):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a process that may have used a GPU cannot be copied")
 def test_a_process_with_plans_makes_workers_that_plan():
     executor, rounds = InTurn(), Rounds()
-    found = fit(fresh(), 3, planned_steps=True, executor=executor, callbacks=[rounds])
+    found = train(fresh(), 3, planned_steps=True, executor=executor, callbacks=[rounds], data=few_shapes())
     assert min(rounds.planned) > 0
     assert executor.workers.fallback is None
-    assert torch.equal(weights(found.module), weights(fit(fresh(), 3, planned_steps=False).module))
+    assert torch.equal(weights(found.module), weights(train(fresh(), 3, data=few_shapes()).module))
 
 
 def test_nothing_is_left_of_a_plan_after_its_fit():
-    fit(fresh(log=True, norm=True), 2, planned_steps=True)
+    train(fresh(log=True, norm=True), 2, planned_steps=True, data=few_shapes())
     gc.collect()
     assert not [found for found in gc.get_objects() if issubclass(type(found), (Plan, PlannedGradients))]
 
 
 def test_nothing_is_planned_unless_asked_for(caplog):
     with caplog.at_level("INFO"):
-        found = fit(rounds=1)
+        found = train(rounds=1)
     assert found.strategy.last_round.planned_steps == 0
     assert any("Local steps: eager" in message for message in caplog.messages)
     with pytest.raises(TypeError, match="planned_steps"):
@@ -242,7 +235,7 @@ def test_errors_of_a_step_are_raised_as_ever():
     errors = []
     for mode in (False, True):
         with pytest.raises(RuntimeError, match="IndexError: Target 5 is out of bounds") as raised:
-            fit(fresh(Raises), planned_steps=mode)
+            train(fresh(Raises), planned_steps=mode, data=few_shapes())
         errors.append(str(raised.value))
     assert errors[0] == errors[1]
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What people compute in ``training_step``: from plans with PyTorch's bits, or refused by name."""
 
-from __future__ import annotations
-
 import random
 from copy import deepcopy
 from types import SimpleNamespace
@@ -165,10 +163,6 @@ def graph_kept(module, x, y):
     out = module.net(x)
     module.last = out
     return F.cross_entropy(out, y)
-
-
-def detached(module, x, y):
-    return module.net(x).detach().sum() + 0 * module.net(x).sum()
 
 
 def prints(module, x, y):

@@ -61,7 +61,8 @@ def test_the_program_that_is_terminated_ends_all_ranks(tmp_path, torchrun):
     program = started(tmp_path, command(tmp_path, 2, "long", program=TROUBLE, torchrun=torchrun))
     wait_for(folder_of(tmp_path) / "begun")
     program.send_signal(signal.SIGTERM)
-    finished(tmp_path, program, fails=torchrun)
+    said = finished(tmp_path, program, fails=torchrun)
+    assert torchrun or "2 processes on 1 machine" in said
     one, two = results(tmp_path)
     assert one == two
     assert one["error"] == "SIGTERMException"
@@ -82,10 +83,10 @@ def test_all_processes_end_soon_after_the_first_is_killed(tmp_path):
     assert left == []
 
 
-@on_both
+@pytest.mark.parametrize("torchrun", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["forked", "torchrun"])
 def test_a_rank_that_is_killed_in_a_round_ends_all(tmp_path, torchrun):
     """The round does not count; another number of ranks goes on from the checkpoint before it."""
-    said = session(tmp_path, 2, "die", torchrun=torchrun, fails=True)
+    said = session(tmp_path, 2, "die", fails=True) if torchrun else forked(tmp_path, "die", fails=True)
     assert "rank 0 of 2 waits for rank 1, which has ended: its own output says why" in said
     if torchrun:
         session(tmp_path, 3, "resume")

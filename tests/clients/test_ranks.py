@@ -60,13 +60,6 @@ def test_several_processes_have_the_bits_of_one(tmp_path, cases, ranks):
     assert all(later.values()), "every rank evaluates some clients"
 
 
-def test_a_script_starts_its_own_processes(tmp_path):
-    said = session(tmp_path, 2, "fits", "FedAvg", torchrun=False)
-    one, two = results(tmp_path)
-    assert differences(one, two) == {}
-    assert "2 processes on 1 machine" in said
-
-
 @pytest.mark.slow
 def test_two_machines(tmp_path):
     """Two agents of torchrun with one process each, as on two machines."""

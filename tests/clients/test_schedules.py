@@ -30,8 +30,6 @@ from torch.utils.data import DataLoader
 
 import fl_lightning as fl
 
-pytestmark = pytest.mark.fit
-
 
 class Ordered(L.LightningDataModule):
     """The blobs in their order, which one client and plain Lightning then share."""

@@ -63,9 +63,7 @@ def in_order(samples=40):
     return DataLoader(blobs(samples), 10)
 
 
-@pytest.mark.fit
-@pytest.mark.parametrize("kind", [Byol, Moco])
-@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize(("kind", "lean"), [(Byol, True), (Moco, False)])
 def test_one_client_that_holds_all_data_is_plain_lightning(kind, lean):
     def trained(strategy, data):
         module = fresh(kind)
@@ -102,9 +100,7 @@ def by_hand(module, data, rounds):
     return module
 
 
-@pytest.mark.fit
-@pytest.mark.parametrize("rebinds", [False, True])
-@pytest.mark.parametrize("executor", [None, fl.executors.Parallel(2)])
+@pytest.mark.parametrize(("executor", "rebinds"), [(None, True), (fl.executors.Parallel(2), False)])
 def test_teachers_are_averaged_by_samples(executor, rebinds):
     def data():
         return fl.FederatedDataModule(in_order(90), [range(40), range(40, 60), range(60, 90)])
@@ -120,7 +116,6 @@ def test_teachers_are_averaged_by_samples(executor, rebinds):
     assert not torch.equal(module.teacher[0].weight, fresh(Byol).teacher[0].weight)
 
 
-@pytest.mark.fit
 @pytest.mark.parametrize("kind", [Byol, Moco])
 def test_workers_and_one_process_give_the_same(kind):
     def trained(executor):
@@ -133,9 +128,7 @@ def test_workers_and_one_process_give_the_same(kind):
     assert torch.equal(trained(fl.executors.Parallel(2)), trained(None))
 
 
-@pytest.mark.fit
-@pytest.mark.parametrize("kind", [Byol, Moco])
-@pytest.mark.parametrize("policy", ["mean", "largest", "global"])
+@pytest.mark.parametrize(("kind", "policy"), [(Byol, "mean"), (Moco, "mean"), (Byol, "largest"), (Moco, "global")])
 def test_clients_on_their_own_give_the_bits_of_a_fit(kind, policy):
     module, apart = fresh(kind), Federation(fl.algorithms.FedAvg, lambda seed: fresh(kind, seed), buffers=policy)
     training_only(fl.FederatedStrategy(buffers=policy), 3).fit(module, federated_blobs(4))
@@ -146,16 +139,13 @@ def test_clients_on_their_own_give_the_bits_of_a_fit(kind, policy):
         assert torch.equal(value, other), name
 
 
-@pytest.mark.fit
 def test_the_policy_global_keeps_the_servers_teacher():
     module = fresh(Byol)
     training_only(fl.FederatedStrategy(buffers="global"), 2).fit(module, federated_blobs())
     assert torch.equal(module.teacher[0].weight, fresh(Byol).teacher[0].weight)
 
 
-@pytest.mark.fit
-@pytest.mark.parametrize("kind", [Byol, Moco])
-@pytest.mark.parametrize("executor", [None, fl.executors.Parallel(2)])
+@pytest.mark.parametrize(("kind", "executor"), [(Byol, None), (Moco, None), (Moco, fl.executors.Parallel(2))])
 def test_a_fit_with_a_teacher_or_a_bank_resumes_from_any_place(kind, executor, tmp_path):
     class Saving(kind):
         def training_step(self, batch, batch_idx):
@@ -178,7 +168,6 @@ def test_a_fit_with_a_teacher_or_a_bank_resumes_from_any_place(kind, executor, t
         assert torch.equal(run(), expected), name
 
 
-@pytest.mark.fit
 def test_a_teacher_that_a_callback_moves_is_refused_with_a_way_out():
     class Follows(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):

@@ -76,7 +76,6 @@ def states_of(frozen, options, rounds=2, **trainer):
     return {**module.state_dict(), **({} if own is None else {"own": getattr(own, "params", own)})}
 
 
-@pytest.mark.fit
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_train_what_an_optimizer_holds(name):
     found, expected = states_of(False, METHODS[name]), states_of(True, METHODS[name])
@@ -91,7 +90,6 @@ def test_methods_train_what_an_optimizer_holds(name):
     assert not torch.equal(found["net.2.weight"], start["net.2.weight"])
 
 
-@pytest.mark.fit
 @pytest.mark.parametrize("method", [fl.algorithms.FedAvg, fl.algorithms.Ditto, fl.algorithms.FedPer])
 def test_servers_and_clients_apart_train_the_same(method):
     data, module = federated_blobs(3, train=60), fresh(Partly, frozen=False)
@@ -116,7 +114,6 @@ def test_servers_and_clients_apart_train_the_same(method):
             assert torch.equal(value[0], expected.values[name][place]), name
 
 
-@pytest.mark.fit
 def test_own_models_of_a_checkpoint_lie_as_they_were_trained(tmp_path):
     _, strategy, trainer = fit(fresh(Partly, frozen=False), 1, algorithm=fl.algorithms.Ditto())
     trainer.save_checkpoint(tmp_path / "a.ckpt")
@@ -156,7 +153,6 @@ def add(self, *args):
         self.optimizers().add_param_group(options)
 
 
-@pytest.mark.fit
 @pytest.mark.parametrize(
     ("methods", "words"),
     [
@@ -192,7 +188,6 @@ def test_a_server_asks_without_a_trainer_and_says_if_that_does_not_do():
         fl.FederatedServer(changed(held=lambda module: module.trainer.datamodule.held), 3)
 
 
-@pytest.mark.fit
 def test_the_fit_counts_what_requires_gradients_and_is_not_trained(caplog):
     with caplog.at_level("INFO"):
         train(fresh(Partly, frozen=False), 1)
@@ -219,7 +214,6 @@ class ByHand(Partly):
         return None
 
 
-@pytest.mark.fit
 @pytest.mark.filterwarnings("ignore:.*this fit will run with no optimizer")
 def test_a_module_without_optimizers_trains_what_requires_gradients():
     module = train(fresh(ByHand), 1)[0]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import in_turn
 from plain_loop import client_batches
 from resuming import Project, assert_equal
 from support import Classifier, fit, fresh, weights
@@ -67,8 +68,9 @@ class ElsewhereRunner(CohortRunner):
 OPTIONS = {"norm": True, "dropout": 0.3, "log": True, "momentum": 0.5}
 
 
-@pytest.mark.parametrize("method", [fl.algorithms.FedLF, fl.algorithms.SCAFFOLD, fl.algorithms.MOON])
-@pytest.mark.parametrize("state", ["reset", "keep"])
+@pytest.mark.parametrize(
+    ("method", "state"), in_turn([fl.algorithms.FedLF, fl.algorithms.SCAFFOLD, fl.algorithms.MOON], ["reset", "keep"])
+)
 def test_a_fit_with_visits_elsewhere_ends_as_one_without(tmp_path, method, state):
     ends = []
     for executor in (None, Elsewhere(tmp_path)):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens if a plan is wrong after all."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from planned_fits import agree, both
@@ -10,8 +8,6 @@ from support import Blobs, fresh, train, weights
 
 import fl_lightning as fl
 from fl_lightning.clients.planned import plan
-
-pytestmark = pytest.mark.fit
 
 
 def broken_after(steps, monkeypatch):

@@ -14,7 +14,6 @@ import fl_lightning as fl
 from fl_lightning.report.conclusion import LOCAL, POOLED
 
 ROUNDS, EPOCHS, BATCH, RATE = 3, 2, 7, 0.05
-pytestmark = pytest.mark.fit
 
 
 class InOrder(L.LightningDataModule):

@@ -20,7 +20,7 @@ from fl_lightning.comparison import files
 from fl_lightning.comparison.plan import Run
 from fl_lightning.comparison.runner import Runner
 
-pytestmark = [pytest.mark.fit, pytest.mark.filterwarnings("ignore:report.html is left out")]
+pytestmark = pytest.mark.filterwarnings("ignore:report.html is left out")
 METHODS = {"FedAvg": fl.algorithms.FedAvg(), "FedLF": fl.FederatedStrategy(fl.algorithms.FedLF(), clients_per_round=2)}
 TRAINER = partial(L.Trainer, max_epochs=2, accelerator="cpu", logger=False)
 
@@ -178,10 +178,7 @@ def test_a_folder_of_another_configuration_is_refused_by_name(tmp_path, diary):
         ),
         ({"trainer": partial(TRAINER, min_epochs=1)}, "trainer.min_epochs of the project was not given and is 1"),
         ({"methods": {**METHODS, "FedLF": fl.algorithms.FedLF()}}, "clients_per_round of FedLF was 2 and is not given"),
-        (
-            {"methods": {**METHODS, "FedAvg": fl.algorithms.QFedAvg()}},
-            "algorithm of FedAvg was .*FedAvg and is",
-        ),
+        ({"methods": {**METHODS, "FedAvg": fl.algorithms.QFedAvg()}}, "algorithm of FedAvg was .*FedAvg and is"),
     ):
         with pytest.raises(ValueError, match=f"holds runs of another configuration: .*{words}"):
             compared(tmp_path, **{"seeds": 1, "learning_rates": [0.1], **changes})
@@ -217,11 +214,7 @@ def test_arguments_that_cannot_be_right_are_refused(tmp_path):
             "model must be a function that makes a LightningModule.*every run starts with",
         ),
         ({"trainer": L.Trainer(logger=False)}, TypeError, "trainer must be a function that makes a Trainer"),
-        (
-            {"model": fl.ClientModule, "learning_rates": [0.1]},
-            ValueError,
-            "model must take the learning rate",
-        ),
+        ({"model": fl.ClientModule, "learning_rates": [0.1]}, ValueError, "model must take the learning rate"),
         ({"strategies": {}}, ValueError, "strategies must be a mapping with one method or more"),
         ({"strategies": {"pooled": fl.algorithms.FedLF()}}, ValueError, "strategies must have names other than"),
         ({"strategies": {"FedLF": "FedLF"}}, TypeError, "must be a FederatedStrategy, or a server rule such as"),

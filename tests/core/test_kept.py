@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What follows from the declarations of a class."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support import reload

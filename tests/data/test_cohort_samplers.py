@@ -14,6 +14,7 @@ from fl_lightning.data import (
     SizeWeightedSampler,
     UniformSampler,
 )
+from fl_lightning.data.cohort_samplers import cohort_size
 
 SIZES = torch.tensor([10, 20, 30, 40, 0, 50])
 SAMPLERS = [UniformSampler(), SizeWeightedSampler(), AvailabilitySampler(0.7, 0.3)]
@@ -94,10 +95,7 @@ def test_availability_takes_whoever_is_there():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (
-            lambda: AvailabilitySampler(1.5),
-            "availability of AvailabilitySampler must be .*, found 1.5",
-        ),
+        (lambda: AvailabilitySampler(1.5), "availability of AvailabilitySampler must be .*, found 1.5"),
         (
             lambda: AvailabilitySampler(0.5, -0.1),
             "drop_out of AvailabilitySampler must be a number from 0 to 1 or a sequence that is not empty, found -0.1",
@@ -135,3 +133,14 @@ def test_clients_that_are_always_there():
         sampler.select(0, 1, sizes, 0)
     with pytest.raises(ValueError, match="ids below 4"):
         sampler.select(0, 3, torch.ones(4), 0)
+
+
+@pytest.mark.parametrize(
+    ("clients_per_round", "registered", "size"),
+    [
+        (1, 7, 1), (7, 7, 7), (1.0, 7, 7), (0.5, 7, 4), (0.1, 30, 3), (0.101, 30, 4), (0.01, 7, 1), (0.07, 100, 7),
+        (0.29, 100, 29), (0.7, 10, 7),
+    ],
+)  # fmt: skip
+def test_fractions_of_clients_are_rounded_up_but_for_their_own_rounding(clients_per_round, registered, size):
+    assert cohort_size(clients_per_round, registered) == size

@@ -618,11 +618,7 @@ def test_a_data_module_of_the_other_lightning_is_named():
             r"Custom.train_dataloader\(\) must be one torch DataLoader, .* list",
         ),
         ("train", lambda: {"a": DataLoader(make(9, 0))}, "found dict"),
-        (
-            "val",
-            lambda: {"a": DataLoader(make(9, 0))},
-            r"Custom.val_dataloader\(\) must be .* dict.* in a list",
-        ),
+        ("val", lambda: {"a": DataLoader(make(9, 0))}, r"Custom.val_dataloader\(\) must be .* dict.* in a list"),
         ("train", lambda: DataLoader(Stream()), "IterableDataset Stream"),
         ("val", lambda: DataLoader(make(9, 0), batch_sampler=[[0]]), "custom batch sampler list"),
     ],

@@ -126,11 +126,7 @@ def test_subclasses_that_only_set_arguments_are_fine():
             ValueError,
             "found the sampler SubsetRandomSampler: choose samples with torch.utils.data.Subset",
         ),
-        (
-            lambda: DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 10, 10)),
-            ValueError,
-            "WeightedRandomSampler",
-        ),
+        (lambda: DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 10, 10)), ValueError, "WeightedRandomSampler"),
         (
             lambda: DataLoader(DATA, sampler=RandomSampler(DATA, replacement=True)),
             ValueError,

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules that step within visits, at clients on their own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from by_hand import own_loader

@@ -327,11 +327,7 @@ REFUSED = {
     ),
     "plateau": ({"module": fresh(Plateau)}, message(), "ReduceLROnPlateau steps by a validation metric"),
     "broadcast": ({"algorithm": SCAFFOLD()}, message(broadcast={"c": torch.zeros(3)}), "must have 140 numbers"),
-    "kept": (
-        {"algorithm": MOON()},
-        message(4, counted=2),
-        "the memory of another process is gone, what client 1 kept",
-    ),
+    "kept": ({"algorithm": MOON()}, message(4, counted=2), "the memory of another process is gone, what client 1 kept"),
     "strategy": ({"full_gradients": True, "local_epochs": 2}, None, "full_gradients=True trains nothing locally"),
 }
 
@@ -344,11 +340,7 @@ def test_what_makes_no_sense_is_refused_in_words(name):
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"when": -1}, "round of ServerMessage must be"),
-        ({"counted": 0}, "counted must be"),
-    ],
+    ("fields", "words"), [({"when": -1}, "round of ServerMessage must be"), ({"counted": 0}, "counted must be")]
 )
 def test_messages_of_no_round_are_refused(fields, words):
     with pytest.raises(ValueError, match=words):

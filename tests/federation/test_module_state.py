@@ -70,7 +70,6 @@ def differing(one, other):
     return sorted(name for name in one if not torch.equal(one[name], other[name]))
 
 
-@pytest.mark.fit
 def test_a_federation_gives_the_bits_of_a_fit():
     names = sorted(VARIANTS.keys() - STAYS)
     server, clients = made(lambda: Together(names))
@@ -80,7 +79,6 @@ def test_a_federation_gives_the_bits_of_a_fit():
     assert not differing(inside(lambda: Together(names)).found(), server.module.found())
 
 
-@pytest.mark.fit
 @pytest.mark.filterwarnings("ignore:what a client leaves in Together stays at the client")
 def test_clients_may_miss_rounds_and_the_server_may_be_restarted():
     names = sorted(VARIANTS.keys() - STAYS)

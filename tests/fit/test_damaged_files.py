@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that were cut short, changed, or could not be written: errors that name the file, the cause and a way on."""
 
-from __future__ import annotations
-
 import math
 import os
 import pickle

@@ -179,7 +179,6 @@ def test_shares_of_the_columns_count_alike(kind):
     assert found == [counts.count(cohort, step)] * shares
 
 
-@pytest.mark.fit
 def test_fits_log_the_count():
     torch.manual_seed(0)
     net = nn.Sequential(linear(12, 16, 2, 2.0), nn.ReLU(), linear(16, CLASSES, 2, 2.0))

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of Lightning's warnings in docs/refused.md: what is kept or replaced is provoked, beside Lightning."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from functools import partial
@@ -22,8 +20,6 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
 import fl_lightning as fl
-
-pytestmark = pytest.mark.fit
 
 PAGE = Path(__file__).parents[2] / "docs" / "refused.md"
 

@@ -25,7 +25,6 @@ from fl_lightning.algorithms import (
     Needs,
     QFedAvg,
 )
-from fl_lightning.data.cohort_samplers import cohort_size
 
 GOOD = {
     "FedMDFG(update)+SCAFFOLD": (lambda: FedMDFG(gradient_source="update"), SCAFFOLD),
@@ -160,14 +159,6 @@ def test_refusals_name_the_client_half_that_was_given(client, module, words):
 
 
 # ---- arguments
-
-
-@pytest.mark.parametrize(
-    ("clients_per_round", "registered", "size"),
-    [(1, 7, 1), (7, 7, 7), (1.0, 7, 7), (0.5, 7, 4), (0.1, 30, 3), (0.01, 7, 1), (0.29, 100, 29), (0.7, 10, 7)],
-)
-def test_cohort_size(clients_per_round, registered, size):
-    assert cohort_size(clients_per_round, registered) == size
 
 
 @pytest.mark.parametrize("value", [0, -1, 0.0, -0.5, 1.5, float("nan"), float("inf"), True, "3", None, np.int64(0)])

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients that fail: a clear error, or left out without a trace."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import signal

@@ -11,12 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import in_turn
-from lightning.pytorch.callbacks import (
-    EarlyStopping,
-    LearningRateMonitor,
-    ModelCheckpoint,
-    OnExceptionCheckpoint,
-)
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from resuming import ALGORITHMS, ALL_HOOKS, Project, SaveAt, assert_equal, differences
 from support import Classifier, Manual, federated_blobs, fresh, place_of_client, quiet_trainer

@@ -205,19 +205,7 @@ def test_the_names_are_those_of_round_metrics():
 
 def test_large_cohorts_are_not_listed_one_by_one():
     record = RoundRecord(
-        0,
-        tuple(range(7)),
-        {},
-        0.5,
-        None,
-        1.0,
-        torch.ones(7),
-        0,
-        {"a": 0},
-        False,
-        torch.full((7,), 1 / 7),
-        {},
-        1.0,
+        0, tuple(range(7)), {}, 0.5, None, 1.0, torch.ones(7), 0, {"a": 0}, False, torch.full((7,), 1 / 7), {}, 1.0
     )
     assert "fed/weight/6" in round_metrics(record)
     short = round_metrics(record, listed=6)

@@ -7,19 +7,13 @@ GUARDS = "tests/algorithms/guards"
 CONTRACT = f"{GUARDS}/test_guard_contract.py"
 ATTACKS = "tests/algorithms/attacks/test_attacks.py tests/algorithms/attacks/test_attacks_on_reports.py"
 
-base = In(
-    "fl_lightning/algorithms/guards/base.py",
-    f"{CONTRACT} {GUARDS}/test_robust_means.py {GUARDS}/test_krum.py",
-)
+base = In("fl_lightning/algorithms/guards/base.py", f"{CONTRACT} {GUARDS}/test_robust_means.py {GUARDS}/test_krum.py")
 guarding = In("fl_lightning/fit/guarding.py", f"{GUARDS}/test_guarded_fits.py")
 norms = In("fl_lightning/algorithms/guards/norms.py", f"{GUARDS}/test_norm_clipping.py {CONTRACT} -k orm")
 krum = In("fl_lightning/algorithms/guards/krum.py", f"{GUARDS}/test_krum.py")
 coordinates = In("fl_lightning/algorithms/guards/coordinates.py", f"{GUARDS}/test_robust_means.py")
 updates_matrix = In("fl_lightning/core/updates.py", f"{GUARDS}/test_nearly_equal_rows.py")
-bulyan = In(
-    "fl_lightning/algorithms/guards/bulyan.py",
-    f"{GUARDS}/test_krum.py {GUARDS}/test_robust_means.py",
-)
+bulyan = In("fl_lightning/algorithms/guards/bulyan.py", f"{GUARDS}/test_krum.py {GUARDS}/test_robust_means.py")
 median = In("fl_lightning/algorithms/guards/geometric_median.py", f"{GUARDS}/test_robust_means.py")
 centred = In(
     "fl_lightning/algorithms/guards/centred_clipping.py",

@@ -5,10 +5,7 @@ from mutations.change import In
 
 CHANNELS, WORKERS = "tests/clients/test_worker_channels.py", "tests/clients/test_parallel_workers.py"
 
-pool = In(
-    "fl_lightning/clients/workers/pool.py",
-    f"{CHANNELS} tests/clients/test_parallel.py -k 'places'",
-)
+pool = In("fl_lightning/clients/workers/pool.py", f"{CHANNELS} tests/clients/test_parallel.py -k 'places'")
 runner = In(
     "fl_lightning/clients/workers/runner.py",
     f"{WORKERS} tests/clients/test_parallel.py -k 'frozen or dies or dropped or that_change'",
@@ -72,11 +69,7 @@ MUTATIONS = [
     process("children of workers outlive them", "os.killpg(worker.pid, signal.SIGKILL)", "pass"),
     process("Ctrl-C reaches workers", "    os.setpgid(0, 0)\n", ""),
     process("workers use all threads", "    torch.set_num_threads(1)", "    pass"),
-    packed(
-        "memory formats are looked for in the wrong order",
-        "key=values.stride, reverse=True",
-        "key=values.stride",
-    ),
+    packed("memory formats are looked for in the wrong order", "key=values.stride, reverse=True", "key=values.stride"),
     packed("the sign bit of a view is lost", ".resolve_conj().resolve_neg()", ".resolve_conj()"),
     packed("tensors arrive at any address", "dtype=dtype).clone()", "dtype=dtype)"),
     packed("tensors that need gradients lose that", "values.requires_grad_(requires_grad)", "values"),

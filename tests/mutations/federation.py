@@ -214,9 +214,7 @@ MUTATIONS = [
         unseen="no result depends on where a row lies",
     ),
     closing(
-        "samples of all are those of the trial before",
-        "        self.server.cohorts.num_samples = self",
-        "        self",
+        "samples of all are those of the trial before", "        self.server.cohorts.num_samples = self", "        self"
     ),
     closing(
         "too many failed rounds in a row are a client's fault",

@@ -120,9 +120,7 @@ MUTATIONS = [
     answers("the few decide what is odd", "most_common(1)[0][0]", "most_common()[-1][0]"),
     answers("names of companions do not tell what is odd", "            tuple(sorted(answer.companions)),\n", ""),
     answers(
-        "extras do not tell what is odd",
-        "for name, value in answer.extras.items())",
-        "for name, value in {}.items())",
+        "extras do not tell what is odd", "for name, value in answer.extras.items())", "for name, value in {}.items())"
     ),
     answers("learning rates do not tell what is odd", "            answer.client_lr is None,\n", ""),
     answers("an upload has the first row", "rows.row(place).copy_(answer.update)", "rows.row(0).copy_(answer.update)"),
@@ -281,9 +279,7 @@ MUTATIONS = [
         'self._visit(message, "train").sent.train_loss',
     ),
     client(
-        "the fit is as long as one round",
-        "rounds = message.rounds or message.round + 1",
-        "rounds = message.round + 1",
+        "the fit is as long as one round", "rounds = message.rounds or message.round + 1", "rounds = message.round + 1"
     ),
     client(
         "data of one client are in reverse order",

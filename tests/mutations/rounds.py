@@ -8,10 +8,7 @@ POLICIES = f"{SIMULATION}/test_server.py {SIMULATION}/test_policies.py {SIMULATI
 RESUME = f"{SIMULATION}/test_resume.py tests/federation/test_client_schedules.py {SIMULATION}/test_min_clients.py"
 FITS = f"tests/fit/test_repeated_fits.py {SIMULATION}/test_checkpoint.py {SIMULATION}/test_resume.py"
 
-server = In(
-    "fl_lightning/fit/server.py",
-    f"{POLICIES} -k 'not in_any_rule and not changes_nothing'",
-)
+server = In("fl_lightning/fit/server.py", f"{POLICIES} -k 'not in_any_rule and not changes_nothing'")
 SEVERAL = "tests/fit/evaluation/test_several_loaders.py"
 evaluated = In("fl_lightning/fit/evaluation/client_evaluation.py", SEVERAL)
 own_batches = In("fl_lightning/fit/evaluation/loader.py", SEVERAL)
@@ -20,10 +17,7 @@ recorded = In("fl_lightning/fit/evaluation/recorded_logs.py", SEVERAL)
 divided = In("fl_lightning/data/division.py", SEVERAL)
 cohorts = In("fl_lightning/fit/cohorts.py", f"{SIMULATION}/test_server.py")
 reports = In("fl_lightning/fit/server.py", f"{SIMULATION}/test_telemetry.py -k own_round")
-uploads = In(
-    "fl_lightning/fit/uploads.py",
-    f"{POLICIES} -k 'not in_any_rule and not changes_nothing'",
-)
+uploads = In("fl_lightning/fit/uploads.py", f"{POLICIES} -k 'not in_any_rule and not changes_nothing'")
 buffers = In("fl_lightning/fit/uploads.py", "tests/clients/test_buffers.py -k finite")
 fit = In("fl_lightning/fit/fit.py", f"{RESUME} -k 'bit_for_bit or (variations_resume and not anywhere)'")
 kept = In("fl_lightning/fit/fit.py", "tests/clients/test_client_optimizers.py -k keep_in_a_fit")
@@ -43,9 +37,7 @@ state = In(
     f"{SIMULATION}/test_state_callback.py {SIMULATION}/test_other_fits.py -k 'state_callback or versions'",
 )
 checks = In("fl_lightning/fit/resume_checks.py", f"{SIMULATION}/test_other_fits.py -k 'remembered or kept'")
-sampler = In(
-    "fl_lightning/data/cohort_samplers.py", "tests/data/test_cohort_samplers.py tests/algorithms/test_thresholds.py"
-)
+sampler = In("fl_lightning/data/cohort_samplers.py", "tests/data/test_cohort_samplers.py")
 partition = In("fl_lightning/data/dirichlet_functions.py", "tests/data/test_partitions.py")
 trainer = In(
     "fl_lightning/clients/local_trainer.py", "tests/clients/test_client_losses.py tests/clients/test_uploads.py"
@@ -122,11 +114,7 @@ MUTATIONS = [
         "elif False:",
     ),
     buffers("buffers are not checked", "elif not buffers[place]:", "elif False:"),
-    uploads(
-        "companions are not checked",
-        "elif not all(map(isfinite, companions.values())):",
-        "elif False:",
-    ),
+    uploads("companions are not checked", "elif not all(map(isfinite, companions.values())):", "elif False:"),
     uploads("shapes may differ between clients", "if any(shape != shapes[0] for shape in shapes):", "if False:"),
     fit(
         "client optimizers begin anew after a resume",

@@ -17,11 +17,7 @@ files = In("fl_lightning/core/storage/files.py", "tests/fit/test_damaged_files.p
 
 MUTATIONS = [
     models("states without news push older ones out", "self._referred[-1] != state", "True"),
-    models(
-        "one state more is referred to",
-        "self._referred[-_CHECKPOINTS:]",
-        "self._referred[-_CHECKPOINTS - 1 :]",
-    ),
+    models("one state more is referred to", "self._referred[-_CHECKPOINTS:]", "self._referred[-_CHECKPOINTS - 1 :]"),
     models(
         "newest files are deleted",
         "        kept |= {(client, when) for client, (when, _) in self._newest.items()}\n",

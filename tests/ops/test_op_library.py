@@ -147,10 +147,7 @@ def old_torch(patch):
     ("situation", "reason"),
     [
         (switched_off, "switched off by FL_LIGHTNING_DISABLE_EXT=1"),
-        (
-            not_built,
-            "installed without compiled kernels (see docs/install.md: --no-build-isolation, a C++ compiler)",
-        ),
+        (not_built, "installed without compiled kernels (see docs/install.md: --no-build-isolation, a C++ compiler)"),
         (other_platform, "compiled kernels are for Linux, this is win32"),
         (old_torch, "compiled kernels need torch 2.10, this is 2.9.1+cpu"),
     ],

@@ -154,11 +154,7 @@ KEEP = torch.zeros(2, 2, dtype=torch.int32)
         (lambda: ops.puc_track(ROW, COUNTS[:3], 0, 0, OFF), ValueError, r"counts must have shape \[40\]"),
         (lambda: ops.puc_track(ROW, COUNTS.long(), 0, 0, OFF), TypeError, "counts must be uint8 or int16 or int32"),
         (lambda: ops.puc_track(ROW, COUNTS.to("meta"), 0, 0, OFF), ValueError, "counts must be on the row's device"),
-        (
-            lambda: ops.puc_track(ROW, COUNTS, -1, 0, OFF),
-            ValueError,
-            "threshold must be an integer from 0 on",
-        ),
+        (lambda: ops.puc_track(ROW, COUNTS, -1, 0, OFF), ValueError, "threshold must be an integer from 0 on"),
         (lambda: ops.puc_track(ROW, COUNTS, 0, -1, OFF), ValueError, r"participations must be an integer from 0 on"),
         (lambda: ops.puc_track(ROW, COUNTS, 0, 255, OFF), ValueError, r"participations must be in 0..254"),
         (lambda: ops.puc_track(ROW, COUNTS, 0, 0, torch.tensor([0, 39])), ValueError, "rise from 0 to n = 40"),

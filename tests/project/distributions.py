@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds wheels and source distributions as pip does without build isolation."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

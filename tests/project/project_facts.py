@@ -44,39 +44,22 @@ PROJECTS = {
     "boring": Facts(schedule="StepLR per epoch"),
     "byol": Facts(package="lightly", tree="pytorch_lightning"),
     "forecast": Facts(
-        package="neuralforecast",
-        tree="pytorch_lightning",
-        schedule="StepLR per step",
-        rounds=4,
-        resumes=False,
+        package="neuralforecast", tree="pytorch_lightning", schedule="StepLR per step", rounds=4, resumes=False
     ),
-    "graphs": Facts(
-        package="torch_geometric",
-        evaluated=("val_accuracy",),
-    ),
-    "hydra_template": Facts(
-        package="hydra",
-        schedule="ReduceLROnPlateau per epoch",
-        evaluated=("val/loss", "val/acc"),
-    ),
+    "graphs": Facts(package="torch_geometric", evaluated=("val_accuracy",)),
+    "hydra_template": Facts(package="hydra", schedule="ReduceLROnPlateau per epoch", evaluated=("val/loss", "val/acc")),
     "image_classifier": Facts(
         package="torch_uncertainty",
         schedule="MultiStepLR per epoch",
         evaluated=("val/cls/Acc", "val/cal/ECE", "val/cls/NLL"),
     ),
     "land_cover": Facts(
-        package="torchgeo",
-        schedule="ReduceLROnPlateau per epoch",
-        evaluated=("val_loss", "val_MulticlassJaccardIndex"),
+        package="torchgeo", schedule="ReduceLROnPlateau per epoch", evaluated=("val_loss", "val_MulticlassJaccardIndex")
     ),
     "language_model": Facts(package="requests"),
     "lora": Facts(package="peft", evaluated=("val_loss", "val_acc")),
     "medical": Facts(package="monai", tree="pytorch_lightning", evaluated=("val_dice", "val_loss")),
-    "molecules": Facts(
-        package="chemprop",
-        schedule="Noam per step",
-        evaluated=("val/rmse", "val/mae", "val_loss"),
-    ),
+    "molecules": Facts(package="chemprop", schedule="Noam per step", evaluated=("val/rmse", "val/mae", "val_loss")),
     "recommender": Facts(package="torch_rechub", evaluated=("val_auroc",)),
     "segmentation": Facts(
         package="segmentation_models_pytorch",
@@ -101,10 +84,7 @@ PROJECTS = {
         undefined={"val_concordance": "All samples are censored"},  # of the hospital without events
     ),
     "tabular": Facts(package="pytorch_tabular", tree="pytorch_lightning", schedule="ExponentialLR per epoch"),
-    "time_series": Facts(
-        package="pytorch_forecasting",
-        schedule="ReduceLROnPlateau per epoch",
-    ),
+    "time_series": Facts(package="pytorch_forecasting", schedule="ReduceLROnPlateau per epoch"),
     "timm_classifier": Facts(package="timm", schedule="CosineLRScheduler per epoch", evaluated=("val_loss", "val_acc")),
 }
 """In alphabetical order."""

@@ -84,8 +84,7 @@ def test_manual_optimization():
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
-@pytest.mark.parametrize("algorithm", [fl.algorithms.FedAvg, fl.algorithms.FedFV])
-def test_images_through_transforms_and_workers(tmp_path, monkeypatch, algorithm):
+def test_images_through_transforms_and_workers(tmp_path, monkeypatch):
     """Lightning's MNIST data module, which drops last batches, and its demo network."""
     root = importlib.import_module("made_data").digits(tmp_path, train=140, test=40)
     monkeypatch.setattr(mnist_datamodule, "_DATASETS_PATH", str(root))  # it looks there first, and would download
@@ -95,7 +94,7 @@ def test_images_through_transforms_and_workers(tmp_path, monkeypatch, algorithm)
         data = mnist_datamodule.MNISTDataModule(str(root), val_split=40, num_workers=1, normalize=True, batch_size=16)
         data = fl.FederatedDataModule(data, fl.data.Dirichlet(3, alpha=1.0))
         trainer = Trainer(
-            max_epochs=2, accelerator="cpu", strategy=fl.FederatedStrategy(algorithm(), clients_per_round=2),
+            max_epochs=2, accelerator="cpu", strategy=fl.FederatedStrategy(fl.algorithms.FedFV(), clients_per_round=2),
             logger=CSVLogger(folder), callbacks=[ModelCheckpoint(folder, save_top_k=-1)], enable_progress_bar=False,
             enable_model_summary=False, num_sanity_val_steps=0,
         )  # fmt: skip

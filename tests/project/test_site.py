@@ -118,7 +118,6 @@ def test_names_and_files_on_pages_exist(page):
     assert {name for name in lost if not re.search(made_there.get(page.name, "^$"), name, re.IGNORECASE)} == set()
 
 
-@pytest.mark.fit
 @pytest.mark.filterwarnings("ignore")
 def test_the_first_ten_minutes_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -152,7 +151,6 @@ def notebook(monkeypatch):
     return run
 
 
-@pytest.mark.fit
 def test_the_notebook_of_digits_runs(notebook, tmp_path, capsys):
     names = notebook("fair_digits.py", tmp_path)
     assert float(names["plain"].callback_metrics["val_acc"]) > 0.9
@@ -160,7 +158,6 @@ def test_the_notebook_of_digits_runs(notebook, tmp_path, capsys):
     assert re.search(r"FedLF +mean 0\.\d+ +worst_10", capsys.readouterr().out)
 
 
-@pytest.mark.fit
 def test_the_notebook_of_sites_runs(notebook, tmp_path, capsys):
     names = notebook("four_sites.py", tmp_path)
     assert names["fair"].client_names == ("Aberdeen", "Bergen", "Cork", "Delft")

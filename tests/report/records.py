@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of made-up fits."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the CUDA sources for the processor."""
 
-from __future__ import annotations
-
+import hashlib
 import os
 import shutil
 import subprocess
@@ -12,8 +11,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 HARNESS = ("simt.cpp", "shared.cpp", "device_memory.cpp", "mma.cpp", "warpgroup.cpp", "entry.cpp", "faults.cu")
 CUDA = HERE.parents[1] / "csrc" / "cuda"
+KEPT = HERE.parents[1] / "build" / "simt" / "objects"  # of all runs, by what they are compiled from
 # Contraction is off because the processor's kernels and the reference have none; longjmp between stacks upsets FORTIFY.
-_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w")
+_FLAGS = ("-std=c++17", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w")
 # A vector at an address that is no multiple of its size is a fault on a device. Here it ends the process (SIGILL).
 _ALIGNMENT = ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
 # In device code every access of memory calls a function of device_memory.cpp.
@@ -25,12 +25,19 @@ def compiler():
     return next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
 
 
-def compile_source(source, folder):
-    """Object file of one source, with the stand-ins for CUDA's headers."""
+def compile_source(source, folder, level="-O1"):
+    """Object file of one source, with the stand-ins for CUDA's headers, unless another run has compiled the same."""
     target = Path(folder) / f"{source.stem}.o"
-    flags = (*_FLAGS, *_ALIGNMENT, *(_WATCHED if source.suffix == ".cu" else ()), f"-I{HERE / 'include'}")
-    run([compiler(), *flags, "-x", "c++", "-c", str(source), "-o", str(target)])
-    return target
+    flags = (level, *_FLAGS, *_ALIGNMENT, *(_WATCHED if source.suffix == ".cu" else ()))
+    command = [compiler(), *flags, f"-I{HERE / 'include'}", "-x", "c++", str(source)]
+    text = run([compiler(), "--version"]) + repr(flags) + run([*command, "-E", "-P"])
+    kept = KEPT / f"{hashlib.sha256(text.encode()).hexdigest()}.o"
+    if not kept.exists():
+        run([*command, "-c", "-o", str(target)])
+        KEPT.mkdir(parents=True, exist_ok=True)
+        part = Path(shutil.copyfile(target, f"{kept}.{os.getpid()}"))
+        part.replace(kept)
+    return Path(shutil.copyfile(kept, target))
 
 
 def compile_all(sources, folder, workers):
@@ -52,14 +59,15 @@ def link(objects, target):
     return target
 
 
-def relink(source, objects, folder, target):
+def relink(source, objects, folder, target, level="-O1"):
     """The library of some objects, by stem, in which one source is compiled anew."""
     folder.mkdir(exist_ok=True)
     # First: of a kernel that several sources have, the one that the linker meets first counts.
     others = [path for stem, path in objects.items() if stem != source.stem]
-    return link([compile_source(source, folder), *others], target)
+    return link([compile_source(source, folder, level), *others], target)
 
 
 def run(command):
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, f"{' '.join(command)}\n{result.stderr[-4000:]}"
+    return result.stdout

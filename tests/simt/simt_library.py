@@ -210,12 +210,7 @@ class Kernels:
         return lam, gap
 
     def common_descent(
-        self,
-        gram: Tensor,
-        online: int,
-        scale: Tensor | None,
-        weights: Tensor | None,
-        *bounds: float,
+        self, gram: Tensor, online: int, scale: Tensor | None, weights: Tensor | None, *bounds: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         batch, k, _ = gram.shape
         coeff = self._garbage(batch, k)

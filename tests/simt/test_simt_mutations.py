@@ -236,6 +236,16 @@ MUTATIONS = {
     ),
 }
 
+# One or two of each kind, and of each kernel.
+QUICK = (
+    "tiled: read before staged", "direct: warp reads before", "projection: written while read",
+    "warpgroups: copies not waited for", "warpgroups: tensor cores not told", "warpgroups: products not waited for",
+    "warpgroups: patterns of rows too near", "min_norm: swept while copied", "descent: a row beyond the last",
+    "tracking: sums overwritten", "tensor cores: small parts dropped", "mean: bits of the wrong column",
+    "dots: sums of other rows' blocks", "combination: last columns", "sums: upper triangle",
+    "tracking: half a warp's bits",
+)  # fmt: skip
+
 
 @pytest.mark.parametrize(
     "check", dict.fromkeys(mutation.check for mutation in MUTATIONS.values()), ids=lambda check: check.__name__
@@ -255,12 +265,15 @@ def is_found(mutation, kernels):
         return any(kind in str(error) for kind in FOUND)
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MUTATIONS]
+)
 def test_a_planted_fault_is_found_under_every_schedule(objects, tmp_path, name):
     mutation = MUTATIONS[name]
     shutil.copytree(simt_build.CUDA.parent, tmp_path / "csrc")
     mutation.apply(tmp_path / "csrc" / "cuda")
     source = tmp_path / "csrc" / "cuda" / f"{mutation.rebuilt}.cu"
-    kernels = simt_library.Kernels(simt_build.relink(source, objects, tmp_path, tmp_path / "mutant.so"))
+    library = simt_build.relink(source, objects, tmp_path, tmp_path / "mutant.so", "-O0")  # half the time to compile
+    kernels = simt_library.Kernels(library)
     for schedule in simt_library.SCHEDULES:
         assert is_found(mutation, kernels.schedule(schedule)), schedule

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from cases import in_turn
 from support import Classifier, federated_blobs, fresh, training_only, weights
 
 import fl_lightning as fl
@@ -41,8 +42,8 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("full_gradients", [False, True])
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.fit
+@pytest.mark.parametrize(("name", "full_gradients"), in_turn(ATTACKS, [False, True]))
 def test_only_the_updates_of_dishonest_clients_change(name, full_gradients):
     honest, _ = first_round(full_gradients=full_gradients)
     attacked, _ = first_round(ATTACKS[name], full_gradients=full_gradients)
@@ -70,6 +71,7 @@ def test_only_the_updates_of_dishonest_clients_change(name, full_gradients):
             assert abs(float(torch.cosine_similarity(before, after, dim=0))) < 0.5
 
 
+@pytest.mark.fit
 def test_noise_differs_between_clients_and_rounds_and_repeats_with_the_seed():
     one, theta = first_round(ATTACKS["noise"], rounds=2)
     again, same = first_round(ATTACKS["noise"], rounds=2)
@@ -97,6 +99,7 @@ def test_fixed_ids():
     assert fl.attacks.dishonest_clients(5, 1.0) == (0, 1, 2, 3, 4)
 
 
+@pytest.mark.fit
 def test_bad_arguments():
     with pytest.raises(ValueError, match=r"share of dishonest_clients must be a number from 0 to 1, found 2"):
         fl.attacks.dishonest_clients(10, 2)

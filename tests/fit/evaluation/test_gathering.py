@@ -7,6 +7,7 @@ import warnings
 import lightning as L
 import pytest
 import torch
+from cases import in_turn
 from gathering import (
     PATTERNS,
     Arrays,
@@ -63,8 +64,7 @@ def same(found, expected, pattern):
 
 
 @pytest.mark.filterwarnings("ignore:.*pytree|The variance of predictions")
-@pytest.mark.parametrize("stage", ["val", "test"])
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize(("pattern", "stage"), in_turn(PATTERNS, ["val", "test"]))
 def test_values_are_those_of_plain_lightning(pattern, stage):
     module, strategy = fresh(pattern), fl.FederatedStrategy()
     before = weights(module)

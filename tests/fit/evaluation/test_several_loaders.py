@@ -84,7 +84,6 @@ def of_client(loaders, client):
 @pytest.mark.filterwarnings("ignore:Total length")  # Lightning's, of a client without samples of the second loader
 @pytest.mark.filterwarnings("ignore:You have overridden `on_before_batch_transfer`")
 @pytest.mark.parametrize(("module_class", "word"), [(Plain, "validate"), (Plain, "test"), (Gathering, "validate")])
-@pytest.mark.fit
 def test_clients_have_what_a_plain_trainer_logs_on_their_batches(module_class, word):
     stage = {"validate": "val", "test": "test"}[word]
     data, strategy = fl.FederatedDataModule(TwoSources(), fl.data.Dirichlet(6, 0.3), seed=0), fl.FederatedStrategy()
@@ -112,7 +111,6 @@ def test_clients_have_what_a_plain_trainer_logs_on_their_batches(module_class, w
 
 
 @pytest.mark.filterwarnings("ignore:You have overridden `on_before_batch_transfer`")
-@pytest.mark.fit
 def test_a_fit_goes_on_as_if_no_client_had_been_evaluated_alone(caplog):
     def weights_after(data):
         module, strategy = fresh(Gathering), fl.FederatedStrategy(clients_per_round=3)
@@ -134,7 +132,6 @@ def test_a_fit_goes_on_as_if_no_client_had_been_evaluated_alone(caplog):
 
 @pytest.mark.filterwarnings("ignore:You have overridden `on_before_batch_transfer`")
 @pytest.mark.parametrize("first", [True, False])
-@pytest.mark.fit
 def test_what_undivided_data_leave_in_the_module_is_no_clients(first):
     strategy, module, divided = fl.FederatedStrategy(), fresh(Gathering), client_batches("val")
     loaders = [Blobs().test_dataloader(), divided]
@@ -157,7 +154,6 @@ class Remembers(Plain):
         self.log("best", self.best)
 
 
-@pytest.mark.fit
 def test_what_earlier_evaluations_have_left_is_no_clients_own():
     strategy, module = fl.FederatedStrategy(), fresh(Remembers)
     data = fl.FederatedDataModule(TwoSources(), fl.data.IID(3), seed=0)
@@ -171,7 +167,6 @@ def test_what_earlier_evaluations_have_left_is_no_clients_own():
     assert not strategy.last_evaluation.values["val_loss/dataloader_idx_1"].isnan().any()
 
 
-@pytest.mark.fit
 def test_own_models_are_evaluated_on_every_loader():
     strategy = fl.FederatedStrategy(fl.algorithms.Ditto(lam=0.1))
     data = fl.FederatedDataModule(TwoSources(), fl.data.IID(3), seed=0)
@@ -235,7 +230,6 @@ def test_sites_that_only_some_loaders_have_are_refused():
         client_batches("val", data)
 
 
-@pytest.mark.fit
 def test_a_partition_divides_the_loaders_that_a_trainer_is_given():
     plain = TwoSources()
     strategy = fl.FederatedStrategy(partition=fl.data.IID(3))
@@ -246,7 +240,6 @@ def test_a_partition_divides_the_loaders_that_a_trainer_is_given():
 
 
 @pytest.mark.filterwarnings("ignore:Total length")
-@pytest.mark.fit
 def test_a_client_elsewhere_has_the_values_of_a_fit():
     data, strategy = fl.FederatedDataModule(TwoSources(), fl.data.Dirichlet(6, 0.3), seed=0), fl.FederatedStrategy()
     quiet_trainer(strategy).validate(fresh(Plain), data, verbose=False)
@@ -262,7 +255,6 @@ def test_a_client_elsewhere_has_the_values_of_a_fit():
 
 
 @pytest.mark.filterwarnings("ignore:Total length")
-@pytest.mark.fit
 def test_what_a_client_reaches_alone_has_every_loader(tmp_path):
     compared = fl.compare(
         Plain, fl.FederatedDataModule(TwoSources(), fl.data.Dirichlet(6, 0.3), seed=0),

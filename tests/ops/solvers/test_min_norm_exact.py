@@ -45,12 +45,7 @@ def test_hundred_and_two_hundred_rows(kind):
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    k=st.integers(2, 8),
-    n=st.integers(1, 9),
-    exponent=st.integers(-12, 12),
-    data=st.data(),
-)
+@given(k=st.integers(2, 8), n=st.integers(1, 9), exponent=st.integers(-12, 12), data=st.data())
 def test_any_small_problem(k, n, exponent, data):
     whole = data.draw(st.booleans())
     number = st.integers(-3, 3) if whole else st.floats(-1, 1, allow_subnormal=False, width=32)

@@ -33,7 +33,6 @@ class Watch(L.Callback):
         self.evaluations.append(trainer.strategy.last_evaluation)
 
 
-@pytest.mark.fit
 def test_a_record_says_what_the_strategy_said():
     recorder, watch = FitRecorder(), Watch()
     chosen = strategy(algorithm=fl.algorithms.FedLF(max_history=2))
@@ -67,7 +66,6 @@ def test_a_record_says_what_the_strategy_said():
     assert record_from_json(record_to_json(record)) == record
 
 
-@pytest.mark.fit
 def test_a_resumed_fit_has_the_rounds_of_both_runs(tmp_path):
     def run(rounds, ckpt_path=None):
         recorder = FitRecorder()
@@ -84,7 +82,6 @@ def test_a_resumed_fit_has_the_rounds_of_both_runs(tmp_path):
     assert torch.load(tmp_path / "two.ckpt", weights_only=True)["callbacks"]["FitRecorder"]["record"]
 
 
-@pytest.mark.fit
 def test_a_second_fit_of_the_trainer_goes_on_and_a_fresh_one_begins_anew():
     recorder = FitRecorder(method="plain averaging")
     trainer, data = quiet_trainer(strategy(), 2, callbacks=[recorder]), federated_blobs()
@@ -98,7 +95,6 @@ def test_a_second_fit_of_the_trainer_goes_on_and_a_fresh_one_begins_anew():
     assert recorder.record.rounds.round == (0,)
 
 
-@pytest.mark.fit
 @pytest.mark.filterwarnings("ignore:client .* is left out of round", "ignore:round 1 had no usable report")
 def test_drop_outs_and_errors_are_told_apart():
     class Breaks(Classifier):
@@ -120,7 +116,6 @@ def test_drop_outs_and_errors_are_told_apart():
     assert reasons["dropped out"].count == sum(rounds.drop_outs)
 
 
-@pytest.mark.fit
 def test_an_interrupted_fit_says_so():
     class Stops(L.Callback):
         def on_train_epoch_end(self, trainer, module):
@@ -134,7 +129,6 @@ def test_an_interrupted_fit_says_so():
     assert recorder.record.rounds.round == (0, 1)
 
 
-@pytest.mark.fit
 def test_data_without_classes_and_without_validation():
     class Reads(torch.utils.data.Dataset):
         reads = 0

@@ -33,7 +33,6 @@ class Watch(L.Callback):
             raise ValueError("enough")
 
 
-@pytest.mark.fit
 def test_the_file_is_there_from_the_first_round_on_and_whole_at_the_end(tmp_path):
     path = tmp_path / "folder" / "report.html"
     callback, watch = Report(path, every=0.0), Watch(path)
@@ -49,7 +48,6 @@ def test_the_file_is_there_from_the_first_round_on_and_whole_at_the_end(tmp_path
     assert os.listdir(path.parent) == ["report.html"]
 
 
-@pytest.mark.fit
 def test_writing_is_bounded_and_counted(tmp_path, monkeypatch):
     """A clock in which a round takes 1 s and writing 2 s."""
     ticks, written = itertools.count(), []
@@ -73,7 +71,6 @@ def test_writing_is_bounded_and_counted(tmp_path, monkeypatch):
     assert callback.record.recording_seconds == pytest.approx(8.0, abs=0.1)
 
 
-@pytest.mark.fit
 def test_a_resumed_fit_has_all_rounds_and_an_interrupted_one_a_report(tmp_path):
     path = tmp_path / "report.html"
     broken = [Report(path), Watch(path, stop_after=3), L.pytorch.callbacks.ModelCheckpoint(tmp_path, save_last=True)]
@@ -88,7 +85,6 @@ def test_a_resumed_fit_has_all_rounds_and_an_interrupted_one_a_report(tmp_path):
     assert rounds_in(path) == 5
 
 
-@pytest.mark.fit
 def test_nothing_is_written_by_other_processes_and_with_fast_dev_run(tmp_path):
     path = tmp_path / "report.html"
     quiet_trainer(strategy(), 1, callbacks=[Report(path)], fast_dev_run=True).fit(fresh(), federated_blobs())

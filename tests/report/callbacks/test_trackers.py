@@ -11,7 +11,7 @@ from callback_fakes import evaluation_record, fake_trainer, validate
 
 from fl_lightning.report.callbacks import ClientTable
 
-pytestmark = [pytest.mark.fit, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 EXAMPLES = Path(__file__).parents[3] / "examples"
 ROUNDS = 3
 LOGGED = ("val_acc", "fed/val_acc/mean", "fed/val_acc/worst_10", "fed/val_acc/angle", "fed/conflicts")
