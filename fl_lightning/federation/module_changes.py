@@ -86,7 +86,7 @@ def written(
     for kept, change in left.changes:
         name = names.get(id(kept))
         if name is None:
-            stays[kept.name] = "it belongs to torch"
+            stays |= dict.fromkeys(kept.changed_names(), "it belongs to torch")
         elif not _is_common(name, attributes):  # made by a hook of this side
             owner, _, key = kept.name.rpartition(".")
             now = vars(places.kept[f"{owner}#0"].value) if f"{owner}#0" in places.kept else {}

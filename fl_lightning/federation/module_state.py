@@ -29,7 +29,6 @@ class AwayModule:
     def __init__(self, module: LightningModule, plain: Mapping[str, Any]) -> None:
         self._module, self._plain = module, plain
         self._outer, self._visit = ModuleVisits(module), ModuleVisits(module)
-        self._before = Places(module, self._outer.look())
 
     def __enter__(self) -> AwayModule:
         self._outer.begin()
@@ -45,23 +44,28 @@ class AwayModule:
         Raises:
             MisfitError: the message does not fit the module.
         """
-        module = self._module
-        left, _ = read_left(self._plain, Places(module, ObjectState(module)), module.device)
-        for kept, change in left.changes:
-            kept.apply(change)
+        if self._plain:
+            module = self._module
+            left, _ = read_left(self._plain, Places(module, self._visit.look()), module.device)
+            for kept, change in left.changes:
+                kept.apply(change)
         self._visit.begin()
 
     def left(self) -> tuple[dict[str, Any], dict[str, str]]:
         """What was changed since, and what of it stays here: why, by attribute."""
         left, state = self._visit.end(), self._visit.looked
-        attributes, before = set(self._before.attributes), self._before.classes
+        alone = {name: f"a {kind}" for name, kind in state.alone.items()}
+        alone |= dict.fromkeys(left.ran_on, "a metric whose states cannot be joined")
+        if not (left.changes or left.metrics):
+            return {}, alone
+        before = Places(self._module, self._outer.looked)
+        attributes = set(before.attributes)
         for name, form, *parts in self._plain.get("changes", ()):
             if form == "names":
                 owner = name.partition("#")[0]
                 attributes |= {f"{owner}.{key}" if owner else key for key in parts[0][::2]}
-        plain, stays = written(left, Places(self._module, state), before, attributes)
-        stays |= dict.fromkeys(left.ran_on, "a metric whose states cannot be joined")
-        return plain, {name: f"a {kind}" for name, kind in state.alone.items()} | stays
+        plain, stays = written(left, Places(self._module, state), before.classes, attributes)
+        return plain, alone | stays
 
 
 class HomeModule:
