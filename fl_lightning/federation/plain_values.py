@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fl_lightning.federation.door import CHARACTERS, STATE_BYTES, STATE_ENTRIES
 from fl_lightning.lightning.module.kept_objects import Names, kinds_of
-from fl_lightning.lightning.names import LightningModule
+from fl_lightning.lightning.module.object_state import FRAMEWORK
 
 _PLAIN = (type(None), bool, float, str)
 _LISTS: dict[str, Callable[..., Any]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
@@ -31,8 +31,6 @@ _DTYPES = frozenset(
 )  # fmt: skip
 _NUMBERS = re.compile(r"[<>|=]?[biufc]\d{1,2}")
 _AWAY = "_lives_on_device"
-FRAMEWORK = frozenset(vars(nn.Module())) | frozenset(vars(LightningModule())) - {"training"}
-"""Attributes of modules that belong to torch and Lightning."""
 
 
 class StaysError(Exception):

@@ -232,7 +232,8 @@ def kinds_of(value: Any) -> tuple[Callable[[Any, str], Kept], ...] | None:
         result = value.grad_fn is not None or (value.is_inference() and not torch.is_inference_mode_enabled())
         plain = not (result or value.is_meta or value.is_quantized)
         return (Numbers,) if plain else ()
-    names = (Names,) if hasattr(value, "__dict__") else ()
+    home = type(value).__module__.partition(".")[0]
+    names = (Names,) if hasattr(value, "__dict__") and home not in LIBRARIES else ()
     if isinstance(value, (list, deque, dict, set)):
         return (Items, *names)
     for types, how in OTHERS:
@@ -240,8 +241,7 @@ def kinds_of(value: Any) -> tuple[Callable[[Any, str], Kept], ...] | None:
             writable = not isinstance(value, np.ndarray) or value.flags.writeable
             return (*((partial(Kept, how=how),) if writable else ()), *names)
     if isinstance(value, nn.Module):
-        return names
-    home = type(value).__module__.partition(".")[0]
+        return (Names,)
     if hasattr(value, "__next__") or home in SYSTEM:
         return None
-    return (Names,) if home not in LIBRARIES and (names or _slots_of(type(value))) else ()
+    return (Names,) if names or (home not in LIBRARIES and _slots_of(type(value))) else ()

@@ -32,6 +32,9 @@ _OF_LIGHTNING = _OF_TORCH | {
 }  # fmt: skip
 """What is another at every moment, too."""
 
+FRAMEWORK = frozenset(vars(nn.Module())) | frozenset(vars(LightningModule()))
+"""Attributes of modules that belong to torch and Lightning."""
+
 _HOOKS = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict)) - _OF_TORCH
 _MANY = 100_000
 """Objects of one module that are looked after; what is found beyond these is left alone."""
@@ -149,9 +152,9 @@ class PartNames(Names):
         return [f"{self.name}.{name}" if self.name else name for name in (*bound, *gone)]
 
     def parts(self) -> Iterable[tuple[Any, str]]:
-        """See :meth:`Kept.parts`."""
+        """See :meth:`Kept.parts`; nobody changes what torch and Lightning have there, and hooks are kept apart."""
         at = f"{self.name}." if self.name else ""
-        return [(value, at + name) for name, value in self.content.items() if name not in _HOOKS]
+        return [(value, at + name) for name, value in self.content.items() if name not in FRAMEWORK]
 
 
 class Hooks(Kept):
