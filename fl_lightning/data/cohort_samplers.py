@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fl_lightning.arguments import Bounds, check, checked
+from fl_lightning.arguments import Bounds, check, checked, trusted
 from fl_lightning.core.seeding import derive_seed
 
 
@@ -197,7 +197,7 @@ def _ids(clients: np.ndarray[Any, Any]) -> tuple[int, ...]:
 
 
 def _selection(clients: np.ndarray[Any, Any]) -> Selection:
-    return Selection(_ids(clients))
+    return trusted(Selection)(_ids(clients))
 
 
 def check_clients_per_round(clients_per_round: int | float) -> None:

@@ -107,7 +107,7 @@ class Server:
     def begin(self, rounds: int | None, keeps_client_optimizers: bool) -> dict[str, int]:
         """All that the first round needs is there; returns bytes that are held beside the module, by name."""
         rules, theta, columns = (self._algorithm, self._rule), self._binding.theta, self._rows.columns
-        federation = Federation(
+        federation = trusted(Federation)(
             self._num_clients, self._binding.layout, theta.device, theta.dtype, len(self._rows), rounds,
             columns if len(columns.spans) > 1 else None, self._buffers.nbytes,
         )  # fmt: skip

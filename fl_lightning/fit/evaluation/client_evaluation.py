@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fl_lightning.arguments import trusted
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.fit.evaluation.client_parts import ClientPart, ClientParts
@@ -161,7 +162,7 @@ class ClientEvaluation:
             name: "max" if better else "min" for row in rows.values() for name, better in row.larger_is_better.items()
         }
         called = max((one.loaders.names for one in self._divided), key=len)
-        return EvaluationRecord(
+        return trusted(EvaluationRecord)(
             self._round, self._stage, tuple(rows),
             torch.tensor([part.size for part in self._clients.values()], dtype=torch.int64), values,
             undefined={name: found for name, found in undefined.items() if found}, modes=modes,

@@ -32,7 +32,7 @@ _OF_LIGHTNING = _OF_TORCH | {
 }  # fmt: skip
 """What is another at every moment, too."""
 
-FRAMEWORK = frozenset(vars(nn.Module())) | frozenset(vars(LightningModule()))
+FRAMEWORK = frozenset((*vars(nn.Module()), *vars(LightningModule()), "_hparams_initial"))
 """Attributes of modules that belong to torch and Lightning."""
 
 _HOOKS = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict)) - _OF_TORCH
@@ -60,7 +60,6 @@ class ObjectState:
         self.kept: list[Kept] = []
         self.metrics: dict[str, Metric] = dict(named_metrics(module))
         self.alone: dict[str, str] = {}
-        self._hooks: list[Hooks] = []
         parts = submodules(module)
         self._structure = [(part, list(part._modules.values())) for _, part in parts]
         self.own: list[Any] = []
@@ -68,11 +67,12 @@ class ObjectState:
             self.own += [part, *part._parameters.values(), *part._buffers.values()]
         self._seen = set(map(id, self.own))
         waiting = deque[tuple[Any, str]]()
-        for prefix, part in outside_metrics(parts):
-            if not isinstance(part, MetricCollection):
-                self._keep(PartNames(part, prefix), waiting)
-                self._hooks.append(Hooks(part, prefix))
-                waiting.extend(self._hooks[-1].parts())
+        named = [(prefix, part) for prefix, part in outside_metrics(parts) if not isinstance(part, MetricCollection)]
+        for prefix, part in named:
+            self._keep(PartNames(part, prefix), waiting)
+        hooks = {f"{at}.{n}" if at else n: vars(part).get(n, {}) for at, part in named for n in _HOOKS}
+        self._hooks = Hooks(hooks, "")
+        waiting.extend(self._hooks.parts())
         for prefix, metric in self.metrics.items():
             if joins(metric):
                 self._keep(MetricNames(metric, prefix), waiting)
@@ -107,7 +107,7 @@ class ObjectState:
     @property
     def known(self) -> list[Any]:
         """All that copies of the module have at the same places: what belongs to it, and what is kept."""
-        kept = [*self.kept, *self._hooks]
+        kept = [*self.kept, self._hooks]
         return [*self.own, *self.metrics.values(), *kept, *(one.value for one in kept)]
 
     def current(self) -> ObjectState:
@@ -120,7 +120,7 @@ class ObjectState:
 
     def changed(self) -> list[Kept]:
         """The objects that hold something else now."""
-        return [kept for some in (self.kept, self._hooks) for kept in some if not kept.is_same()]
+        return [kept for kept in (*self.kept, self._hooks) if not kept.is_same()]
 
     def put_back(self) -> None:
         """Lets all objects hold what they held."""
@@ -158,36 +158,31 @@ class PartNames(Names):
 
 
 class Hooks(Kept):
-    """What is to run around a submodule: many dictionaries, which are other objects of torch's, mostly empty ones."""
+    """What is to run around submodules, by attribute: many dictionaries of torch's, mostly empty ones."""
 
-    def now(self) -> dict[str, Any]:
+    value: dict[str, dict[Any, Any]]
+
+    def now(self) -> dict[str, dict[Any, Any]]:
         """See :meth:`Kept.now`."""
-        own = vars(self.value)
-        return {name: dict(own[name]) for name in _HOOKS if own.get(name)}
+        return {name: dict(hooks) for name, hooks in self.value.items() if hooks}
 
     def is_same(self) -> bool:
-        """See :meth:`Kept.is_same`; called for every submodule before and after every visit."""
-        if not self.content:
-            return not any(map(vars(self.value).get, _HOOKS))
-        now = self.now()
-        return now.keys() == self.content.keys() and all(same_entries(now[n], then) for n, then in self.content.items())
+        """See :meth:`Kept.is_same`."""
+        return not (self.changed_names() if self.content else any(self.value.values()))
 
-    def put(self, content: dict[str, Any]) -> None:
+    def put(self, content: dict[str, dict[Any, Any]]) -> None:
         """See :meth:`Kept.put`."""
-        for name in self.now().keys() | content.keys():
-            hooks = vars(self.value)[name]
+        for name, hooks in self.value.items():
             hooks.clear()
             hooks.update(content.get(name, {}))
 
     def changed_names(self) -> list[str]:
         """See :meth:`Kept.changed_names`."""
-        now, at = self.now(), f"{self.name}." if self.name else ""
-        names = sorted(now.keys() | self.content.keys())
-        return [at + n for n in names if not same_entries(now.get(n, {}), self.content.get(n, {}))]
+        return [n for n, hooks in self.value.items() if not same_entries(hooks, self.content.get(n, {}))]
 
     def parts(self) -> Iterable[tuple[Any, str]]:
         """See :meth:`Kept.parts`."""
-        return [(hook, self.name) for hooks in self.content.values() for hook in hooks.values()]
+        return [(hook, name) for name, hooks in self.content.items() for hook in hooks.values()]
 
 
 class MetricNames(Names):
