@@ -16,8 +16,8 @@ from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.base import obstacle as rule_obstacle
 from fl_lightning.arguments import ANY, Bounds, Example, checked
+from fl_lightning.clients.bound_parameters import trained_names
 from fl_lightning.clients.client_batches import ClientBatches
-from fl_lightning.clients.trained import trained_names
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.core.records import EvaluationRecord

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import Needs
 from fl_lightning.arguments import Bounds, Example, check_unused
-from fl_lightning.clients.local_options import LocalOptions
+from fl_lightning.clients.client_batches import LocalOptions
 from fl_lightning.fit.checks import Method, paired_client_rule
 from fl_lightning.lightning.fit_description import plain
 

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.clients.bound_parameters import BoundParameters
+from fl_lightning.clients.bound_parameters import BoundParameters, trained_names
 from fl_lightning.clients.client_hooks import ClientHooks
 from fl_lightning.clients.client_optimizers import scheduled_state
-from fl_lightning.clients.trained import trained_names
 from fl_lightning.core.layout import names_in
 from fl_lightning.core.records import RoundRecord, round_metrics
 from fl_lightning.data.client_loaders import ClientLoaders
@@ -23,15 +22,21 @@ from fl_lightning.data.cohort_samplers import cohort_size
 from fl_lightning.fit.checks import refuse_undivided_data
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.fit import FederatedFit
+from fl_lightning.fit.on_ranks import (
+    Agreement,
+    check_executor,
+    check_same_fit,
+    check_same_start,
+    say_processes,
+    shared_work,
+)
 from fl_lightning.fit.options import FitOptions
-from fl_lightning.fit.rank_checks import Agreement, check_executor, check_same_fit, check_same_start, say_processes
 from fl_lightning.fit.round_length import visit_plan
 from fl_lightning.fit.round_loader import RoundLoader
-from fl_lightning.fit.work_division import shared_work
+from fl_lightning.lightning.checkpoint_io import complete_last_checkpoints
 from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop, install
 from fl_lightning.lightning.fit_description import FitDescription
-from fl_lightning.lightning.last_checkpoint import complete_last_checkpoints
 from fl_lightning.lightning.names import Trainer, rank_zero_info
 from fl_lightning.lightning.ranks import Ranks
 

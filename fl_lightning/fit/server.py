@@ -25,14 +25,13 @@ from fl_lightning.core.storage import kept
 from fl_lightning.core.storage.column_parts import for_columns, in_columns
 from fl_lightning.data.cohort_samplers import Selection
 from fl_lightning.fit.checks import check_selection
-from fl_lightning.fit.cohorts import Cohorts
 from fl_lightning.fit.effective_conflicts import EffectiveConflicts
 from fl_lightning.fit.failures import Failures
 from fl_lightning.fit.global_step import GlobalStep, RefusedStepError
 from fl_lightning.fit.guarding import Guards
 from fl_lightning.fit.memory_plan import memory_plan
 from fl_lightning.fit.options import FitOptions
-from fl_lightning.fit.uploads import Round, UsableUploads, usable
+from fl_lightning.fit.uploads import Cohorts, Round, UsableUploads, usable
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.metrics.functional import conflict_counts
 

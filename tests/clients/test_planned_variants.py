@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from fl_lightning.clients.fast_sgd import FastSGD
-from fl_lightning.clients.loss_gradients import EagerGradients
+from fl_lightning.clients.local_training import EagerGradients
 from fl_lightning.clients.planned.planned_gradients import PlannedGradients
 from fl_lightning.lightning.training_output import loss_of
 

@@ -14,7 +14,7 @@ from torch.nn.modules import module as torch_modules
 
 from fl_lightning.clients.client_hooks import ClientHooks
 from fl_lightning.clients.fast_sgd import FastSGD
-from fl_lightning.clients.loss_gradients import EagerGradients
+from fl_lightning.clients.local_training import EagerGradients
 from fl_lightning.clients.module_calls import ModuleCalls
 from fl_lightning.clients.planned.plan import Plan
 from fl_lightning.clients.planned.program import CannotPlanError
@@ -73,7 +73,7 @@ class PlannedGradients:
             self.announce(f"Local steps: eager, because {self._hooked}")
 
     def __call__(self, batch: Any, index: int) -> Tensor | None:
-        """See :class:`fl_lightning.clients.loss_gradients.LossGradients`."""
+        """See :class:`fl_lightning.clients.local_training.LossGradients`."""
         if self.reason is None and self._hooked is None:
             shapes = _shapes_of(batch)
             guarded = self._shapes.get(shapes)

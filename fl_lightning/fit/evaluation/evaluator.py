@@ -12,11 +12,11 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.fit.evaluation.between_evaluations import Notices
 from fl_lightning.fit.evaluation.client_evaluation import ClientEvaluation
 from fl_lightning.fit.evaluation.loader import EvaluationLoader
 from fl_lightning.fit.evaluation.personal import PersonalEvaluation, models_to_evaluate
 from fl_lightning.fit.evaluation.report import EvaluationReport
-from fl_lightning.fit.evaluation.said_once import Notices
 from fl_lightning.lightning.evaluation_batches import untagged_batches, walked_loaders
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer, TrainerFn
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
 
-from fl_lightning.clients.local_options import limited
+from fl_lightning.clients.client_batches import limited
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.lightning.evaluation_batches import ClientBatch
 

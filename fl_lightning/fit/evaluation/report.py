@@ -4,16 +4,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isnan, nan
 
 from fl_lightning.arguments import trusted
 from fl_lightning.core.client_names import named
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.fit.evaluation.personal import PREFIX
-from fl_lightning.fit.evaluation.summary import client_metrics, evaluation_metrics, shown_angle
 from fl_lightning.lightning.logged_values import send_to_loggers, show_in_progress_bar
 from fl_lightning.lightning.names import Callback, Trainer, rank_zero_info, rank_zero_warn
 from fl_lightning.metrics.functional import Mode, guessed_mode
 from fl_lightning.report.callbacks.client_table import ClientTable, format_client_table
+
+
+def evaluation_metrics(record: EvaluationRecord) -> dict[str, float]:
+    """Summary numbers of an evaluation under the names of docs/logged.md."""
+    metrics: dict[str, float] = {}
+    for name in record.values:
+        metrics |= {f"fed/{name}/{key}": float(value) for key, value in record.summary(name).items()}
+        metrics[f"fed/{name}/undefined"] = float(len(record.undefined.get(name, ())))
+    return metrics
+
+
+def shown_angle(record: EvaluationRecord, metrics: Mapping[str, float], fairness_metric: str | None) -> float | None:
+    """The fairness angle for the progress bar: that of ``fairness_metric``, else of the first metric that has one."""
+    names = [fairness_metric] if fairness_metric is not None else list(record.values)
+    angles = (metrics.get(f"fed/{name}/angle", nan) for name in names)
+    return next((angle for angle in angles if not isnan(angle)), None)
+
+
+def client_metrics(record: EvaluationRecord, by_name: bool = False) -> dict[str, float]:
+    """Every client's values under ``fed/<metric>/client/<id>``, or under its name."""
+    labels = record.client_names if by_name else record.client_ids
+    return {
+        f"fed/{name}/client/{label}": float(value)
+        for name, values in record.values.items()
+        for label, value in zip(labels, values, strict=True)
+    }
+
 
 _MANY_CLIENTS = 200
 _WORDS: Mapping[Mode, str] = {"max": "large", "min": "small", "abs": "near 0"}

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of a fit tell each other, so that they cannot come apart unnoticed."""
+"""How the processes of a fit divide its work, and what they compare."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import fields, replace
 from math import ceil
 from platform import python_version
@@ -14,9 +15,14 @@ from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import Guard
+from fl_lightning.algorithms.records import Federation
 from fl_lightning.clients.base import Executor
+from fl_lightning.clients.bound_parameters import BoundParameters
+from fl_lightning.clients.ranks.column_state import ColumnState
+from fl_lightning.clients.ranks.ranked_runner import Ranked
 from fl_lightning.clients.sequential import Sequential
 from fl_lightning.clients.update_rows import UpdateRows
+from fl_lightning.core.columns import Columns
 from fl_lightning.core.digest import checksum, checksums
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.records import RoundRecord
@@ -26,6 +32,22 @@ from fl_lightning.lightning.fit_description import FitDescription, plain
 from fl_lightning.lightning.names import Trainer, rank_zero_info
 from fl_lightning.lightning.ranks import Ranks
 from fl_lightning.lightning.versions import versions
+
+
+def shared_work(
+    ranks: Ranks, options: FitOptions, binding: BoundParameters, num_clients: int, agreement: Agreement
+) -> Ranked:
+    """Divides the columns among the ranks, if both halves of the method can work on a share of them."""
+    total, rule = binding.theta.numel(), options.client_rule
+    if whole_rows_reason(options) is not None:
+        return Ranked(ranks, Columns((0, total), note=agreement.note))
+    columns = Columns(Columns.cut(total, ranks.size), ranks.rank, ranks.gather_parts, agreement.note)
+    if not kept.columns(rule):
+        return Ranked(ranks, columns)
+    theta = binding.theta
+    federation = Federation(num_clients, binding.layout, theta.device, theta.dtype)
+    return Ranked(ranks, columns, ColumnState(rule, deepcopy(rule), columns, ranks, federation))
+
 
 _NAMED = 3
 _TIMES = ("seconds", "training_seconds")
