@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,7 +106,7 @@ def _weighted_mean(losses: list[Tensor], sizes: list[int]) -> Tensor:
     return (wide * torch.tensor(sizes, dtype=wide.dtype, device=wide.device)).sum() / sum(sizes)
 
 
-class LocalStep(Protocol):
+class LocalStep(ABC):
     """Takes one step on a batch.
 
     Attributes:
@@ -114,6 +115,7 @@ class LocalStep(Protocol):
 
     hook: str | None
 
+    @abstractmethod
     def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
         """Takes the step, or gathers gradients for it: the loop's clock knows which.
 
@@ -128,7 +130,7 @@ class LocalStep(Protocol):
         """Steps with another optimizer from now on."""
 
 
-class LightningStep:
+class LightningStep(LocalStep):
     """Runs every hook that Lightning runs for a batch; the strategy calls the client's hooks in between."""
 
     hook: str | None = None
@@ -140,14 +142,8 @@ class LightningStep:
         """See :class:`LocalStep`."""
         return self._loop.local_step(batch, index, size)
 
-    def begin_visit(self) -> None:
-        """A client is about to train."""
 
-    def take_optimizer(self, optimizer: Optimizer) -> None:
-        """Lightning steps with the trainer's."""
-
-
-class LeanStep:
+class LeanStep(LocalStep):
     """Does the same arithmetic without the hooks, for fits in which nothing overrides them."""
 
     hook: str | None = "training_step"
@@ -187,9 +183,10 @@ class LeanStep:
         self._gradients.take_optimizer(self._optimizer)
 
 
-class LossGradients(Protocol):
+class LossGradients(ABC):
     """Computes a batch's loss and leaves its gradients in the parameters."""
 
+    @abstractmethod
     def __call__(self, batch: Any, index: int) -> Tensor | None:
         """Computes them.
 
@@ -204,7 +201,7 @@ class LossGradients(Protocol):
         """Gradients are for this optimizer from now on."""
 
 
-class EagerGradients:
+class EagerGradients(LossGradients):
     """Computes them as a loop written by hand does: ``training_step``, ``zero_grad``, ``backward``.
 
     Attributes:
@@ -228,9 +225,6 @@ class EagerGradients:
             return None
         torch.autograd.backward(loss)
         return loss.detach()
-
-    def begin_visit(self) -> None:
-        """A client is about to train."""
 
     def take_optimizer(self, optimizer: FastSGD) -> None:
         """Gradients are for this optimizer from now on."""

@@ -13,11 +13,10 @@ from torch.optim import Optimizer
 
 from fl_lightning.algorithms.records import Needs
 from fl_lightning.clients.client_batches import ClientBatches
-from fl_lightning.lightning.batches import move_to_device
 from fl_lightning.lightning.inspection import takes_batch_index, transfer_is_hooked
 from fl_lightning.lightning.module.object_state import Undone
+from fl_lightning.lightning.module_steps import loss_of, move_to_device
 from fl_lightning.lightning.names import LightningModule, Trainer
-from fl_lightning.lightning.training_output import loss_of
 
 
 class ModuleCalls:

@@ -24,13 +24,11 @@ from fl_lightning.fit.checks import check_trainer
 from fl_lightning.fit.client_options import ClientOptions
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.evaluation.evaluator import Evaluator
-from fl_lightning.fit.evaluation.report import EvaluationReport
-from fl_lightning.fit.round_length import check_visit_schedulers, refuse_steps_by_hand, visit_plan
-from fl_lightning.fit.round_loader import RoundLoader
+from fl_lightning.fit.round_loader import RoundLoader, check_visit_schedulers, refuse_steps_by_hand, visit_plan
 from fl_lightning.fit.state_callback import FederatedState
 from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.epoch_loop import install
-from fl_lightning.lightning.names import Callback, LightningModule, RunningStage, Trainer
+from fl_lightning.lightning.names import LightningModule, RunningStage, Trainer
 from fl_lightning.lightning.optimizers import configured_optimizers
 from fl_lightning.lightning.single_device import OneDevice
 
@@ -76,8 +74,8 @@ class Visit(OneDevice):
         self.kept: dict[str, Any] = {}
         self.loss, self.stays = float("nan"), dict[str, str]()
         self._knows_clock = True
-        report, rule = _AsFound(None, "max"), options.client_rule
-        self._evaluator = Evaluator(self, options.algorithm, rule, options.seed, report)
+        # Which values are good, the server knows or guesses, for all clients alike.
+        self._evaluator = Evaluator(self, options.algorithm, options.client_rule, options.seed, report=None)
 
     # ---- the life of a trainer function
 
@@ -282,17 +280,3 @@ class _Hears(FederatedState):
         """The round begins; the module's own hook comes after."""
         super().on_train_epoch_start(trainer, pl_module)
         self._fit.take_module()
-
-
-class _AsFound(EvaluationReport):
-    """Says nothing: which values are good, the server knows or guesses, for all clients alike."""
-
-    def oriented(self, record: EvaluationRecord) -> EvaluationRecord:
-        """The record."""
-        return record
-
-    def log(self, record: EvaluationRecord, trainer: Trainer, callback: Callback) -> None:
-        """Nothing."""
-
-    def print_table(self, record: EvaluationRecord, trainer: Trainer) -> None:
-        """Nothing."""

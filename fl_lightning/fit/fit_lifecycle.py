@@ -31,8 +31,7 @@ from fl_lightning.fit.on_ranks import (
     shared_work,
 )
 from fl_lightning.fit.options import FitOptions
-from fl_lightning.fit.round_length import visit_plan
-from fl_lightning.fit.round_loader import RoundLoader
+from fl_lightning.fit.round_loader import RoundLoader, visit_plan
 from fl_lightning.lightning.checkpoint_io import complete_last_checkpoints
 from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop, install

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
+from math import isnan, nan
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,6 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.lightning.metric_state import is_mergeable
-from fl_lightning.lightning.module.logged_row import LoggedRow
 from fl_lightning.lightning.module.undefined_metrics import Noticed
 from fl_lightning.lightning.names import Trainer, lightning_module
 
@@ -27,6 +27,42 @@ else:
     _ResultCollection = _result._ResultCollection
     _ResultMetric = _result._ResultMetric
     _Sync = _result._Sync
+
+
+@dataclass
+class LoggedRow:
+    """One client's values by logged name, and what is known about them.
+
+    Attributes:
+        values: the numbers; NaN where a metric is undefined for this client.
+        undefined: why, for each name whose value is NaN.
+        larger_is_better: ``higher_is_better`` of the metrics that the numbers come from, where they say.
+        error: what the module raised, if it did not come to its end.
+    """
+
+    values: dict[str, float] = field(default_factory=dict)
+    undefined: dict[str, str] = field(default_factory=dict)
+    larger_is_better: dict[str, bool] = field(default_factory=dict)
+    error: Exception | None = None
+
+    def add(self, name: str, value: float, reason: str | None = None) -> None:
+        """Keeps a number."""
+        self.values[name] = nan if reason is not None else value
+        self.undefined.pop(name, None)
+        if isnan(self.values[name]):
+            self.undefined[name] = reason or "it is NaN"
+
+    def note_direction(self, name: str, metric: Any) -> None:
+        """Keeps which end of a metric is good, if its class says so."""
+        better = getattr(metric, "higher_is_better", None)
+        if isinstance(better, bool):
+            self.larger_is_better[name] = better
+
+    def update(self, other: LoggedRow, prefix: str = "") -> None:
+        """Takes over what another row holds, under longer names if asked for."""
+        self.values.update({prefix + name: value for name, value in other.values.items()})
+        self.undefined.update({prefix + name: reason for name, reason in other.undefined.items()})
+        self.larger_is_better.update({prefix + name: better for name, better in other.larger_is_better.items()})
 
 
 LoggedShare = dict[str, tuple[dict[str, Any], Tensor, Tensor | None, int]]

@@ -23,7 +23,7 @@ process = In(
 )
 packed = In("fl_lightning/core/tensor_bytes.py", "tests/core/test_tensor_bytes.py")
 executor = In(
-    "fl_lightning/clients/workers/executor.py",
+    "fl_lightning/clients/workers/runner.py",
     "tests/clients/test_aligned_rows.py tests/clients/test_parallel.py -k boundaries",
 )
 visits = In("fl_lightning/clients/visits.py", f"tests/clients/test_visits.py {WORKERS}")

@@ -14,14 +14,14 @@ from torch.nn.modules import module as torch_modules
 
 from fl_lightning.clients.client_hooks import ClientHooks
 from fl_lightning.clients.fast_sgd import FastSGD
-from fl_lightning.clients.local_training import EagerGradients
+from fl_lightning.clients.local_training import EagerGradients, LossGradients
 from fl_lightning.clients.module_calls import ModuleCalls
 from fl_lightning.clients.planned.plan import Plan
 from fl_lightning.clients.planned.program import CannotPlanError
 from fl_lightning.core.modules import submodules
 from fl_lightning.lightning.fast_log import TrainingLog
+from fl_lightning.lightning.module_steps import loss_of
 from fl_lightning.lightning.names import LightningModule, rank_zero_info
-from fl_lightning.lightning.training_output import loss_of
 
 _SHAPES = 8
 """Shapes of batches with plans. Where clients differ in size, so do last batches: most stay eager."""
@@ -32,7 +32,7 @@ _WORTH = 50
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class PlannedGradients:
+class PlannedGradients(LossGradients):
     """Takes the place of :class:`EagerGradients`, and calls it where there is no plan.
 
     Attributes:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 from weakref import ref
 
+from fl_lightning.lightning.logged_values import LoggedRow
 from fl_lightning.lightning.metric_state import updates_of
 from fl_lightning.lightning.module.kept_objects import Kept, Names
-from fl_lightning.lightning.module.logged_row import LoggedRow
 from fl_lightning.lightning.module.whole_state import WholeState, is_equal
 from fl_lightning.lightning.names import LightningModule, rank_zero_info, rank_zero_warn
 

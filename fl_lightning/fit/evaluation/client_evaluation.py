@@ -21,9 +21,8 @@ from fl_lightning.fit.evaluation.one_client import Alone
 from fl_lightning.fit.evaluation.personal import PREFIX, PersonalEvaluation
 from fl_lightning.lightning.evaluation_batches import ClientBatch, num_loaders
 from fl_lightning.lightning.inspection import averaging
-from fl_lightning.lightning.logged_values import ClientValues, active_results
+from fl_lightning.lightning.logged_values import ClientValues, LoggedRow, active_results
 from fl_lightning.lightning.module.kept_objects import Items
-from fl_lightning.lightning.module.logged_row import LoggedRow
 from fl_lightning.lightning.module.undefined_metrics import Noticed
 from fl_lightning.lightning.names import Trainer
 from fl_lightning.lightning.ranks import Ranks

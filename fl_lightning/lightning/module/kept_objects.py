@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.lightning.module.contents import NUMBERS, OTHERS, How
-from fl_lightning.lightning.module.opaque import LIBRARIES, SHARED, SYSTEM
+from fl_lightning.lightning.module.contents import LIBRARIES, NUMBERS, OTHERS, SHARED, SYSTEM, How
 
 
 class Kept:

@@ -19,8 +19,8 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.modules import modes_kept, named_metrics, outside_metrics, submodules
 from fl_lightning.lightning.metric_state import MetricState, beside_states, joins_clients
+from fl_lightning.lightning.module.contents import PLAIN, held_by
 from fl_lightning.lightning.module.kept_objects import Kept, Names, kinds_of, same_entries
-from fl_lightning.lightning.module.opaque import PLAIN, held_by
 from fl_lightning.lightning.module.shadowed import shadowed
 from fl_lightning.lightning.names import LightningModule
 

@@ -14,10 +14,9 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.modules import all_buffers_of, outside_metrics, submodules
 from fl_lightning.lightning.metric_state import MetricState, is_mergeable
-from fl_lightning.lightning.module.contents import How
+from fl_lightning.lightning.module.contents import PLAIN, How
 from fl_lightning.lightning.module.kept_objects import Kept, Names, Numbers, kinds_of
 from fl_lightning.lightning.module.object_state import ObjectState, PartNames
-from fl_lightning.lightning.module.opaque import PLAIN
 
 _Names = list[tuple[str, dict[str, Any]]]
 
