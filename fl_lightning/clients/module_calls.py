@@ -50,7 +50,8 @@ class ModuleCalls:
 
     def training_loss(self, batch: Any, index: int) -> Tensor | None:
         """The loss of ``training_step``; ``None`` if it skips the batch."""
-        return loss_of(self.training_output(batch, index))
+        output = self.training_output(batch, index)
+        return output if isinstance(output, Tensor) else loss_of(output)
 
     def unlogged_loss(self, batch: Any, index: int) -> Tensor:
         """The module's loss of a batch as it is at the moment; nothing is logged and metrics stay as they are.

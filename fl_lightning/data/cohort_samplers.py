@@ -208,12 +208,11 @@ def check_clients_per_round(clients_per_round: int | float) -> None:
 
 
 def cohort_size(clients_per_round: int | float, num_clients: int) -> int:
-    """The number of clients in a round: an int is a count, a float a fraction (rounded up).
+    """The number of clients in a round: an int is a count, a float a fraction (rounded up); both are checked already.
 
     Raises:
-        ValueError: the count or fraction is out of range.
+        ValueError: the count is above the number of clients.
     """
-    check_clients_per_round(clients_per_round)
     if isinstance(clients_per_round, int):
         if clients_per_round > num_clients:
             raise ValueError(f"clients_per_round must be at most the {num_clients} clients, found {clients_per_round}")

@@ -125,15 +125,17 @@ class FitLifecycle:
             refuse_undivided_data(dataloader)
         if self._fit is None:  # a fit keeps its clock when data are loaded anew
             self.loop.clock.plan = visit_plan(self._trainer, self._options, limit, dataloader)
+        size = cohort_size(self._options.clients_per_round, len(dataloader))
         if self._binding is not None:  # None when configure_optimizers asks for the number of steps
-            self._open(dataloader, limit, loaded)
+            self._open(dataloader, size, limit, loaded)
         # Lightning is about to take clients for batches and warn that nothing will be logged.
         self._quiet.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="The number of training batches")
-        size = cohort_size(self._options.clients_per_round, len(dataloader))
         return RoundLoader(size, dataloader, self.open_round)
 
-    def _open(self, loaders: ClientLoaders, limit: int | float, loaded: dict[str, Any] | None) -> None:
+    def _open(
+        self, loaders: ClientLoaders, capacity: int, limit: int | float, loaded: dict[str, Any] | None
+    ) -> None:  # fmt: skip
         assert self._binding is not None
         if self._fit is not None:
             self._fit.reload(loaders)
@@ -145,7 +147,6 @@ class FitLifecycle:
         carried = self._carried if self._trainer.current_epoch > 0 else None
         if loaded is not None:
             carried = loaded if "fit" in loaded else None
-        capacity = cohort_size(options.clients_per_round, len(loaders))
         executor, rule = options.executor, options.client_rule
         if self._ranks is not None:
             self._agreement = Agreement(self._ranks)

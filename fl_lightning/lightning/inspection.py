@@ -8,13 +8,7 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
-from fl_lightning.lightning.names import (
-    Callback,
-    LightningDataModule,
-    LightningModule,
-    Trainer,
-    lightning_module,
-)
+from fl_lightning.lightning.names import Callback, LightningDataModule, LightningModule, Trainer, lightning_module
 
 STEP_HOOKS = ("on_after_backward", "on_before_backward", "on_before_optimizer_step", "on_before_zero_grad")
 """Hooks that callbacks may have around one optimizer step."""
@@ -28,6 +22,8 @@ _MODULE_HOOKS = (
     *STEP_HOOKS, "backward", "clip_gradients", "configure_gradient_clipping", "lr_scheduler_step",
     "on_train_batch_end", "on_train_batch_start", "optimizer_step", "optimizer_zero_grad",
 )  # fmt: skip
+
+_is_overridden: Any = lightning_module("utilities.model_helpers").is_overridden
 
 
 def users_callback(callbacks: Sequence[Callback], *hooks: str) -> Callback | None:
@@ -102,7 +98,7 @@ def accumulation(trainer: Trainer) -> int:
 
 def is_overridden(name: str, owner: object) -> bool:
     """Whether Lightning takes a module or data module to have a method of its own."""
-    return bool(lightning_module("utilities.model_helpers").is_overridden(name, owner))
+    return bool(_is_overridden(name, owner))
 
 
 def profiler_of(trainer: Trainer) -> str | None:
