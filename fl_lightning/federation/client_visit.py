@@ -24,12 +24,13 @@ from fl_lightning.fit.checks import check_trainer
 from fl_lightning.fit.client_options import ClientOptions
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.evaluation.evaluator import Evaluator
-from fl_lightning.fit.round_loader import RoundLoader, check_visit_schedulers, refuse_steps_by_hand, visit_plan
+from fl_lightning.fit.round_loader import RoundLoader, check_visit_schedulers, local_batches, refuse_steps_by_hand
 from fl_lightning.fit.state_callback import FederatedState
 from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.epoch_loop import install
 from fl_lightning.lightning.names import LightningModule, RunningStage, Trainer
 from fl_lightning.lightning.optimizers import configured_optimizers
+from fl_lightning.lightning.round_clock import VisitPlan
 from fl_lightning.lightning.single_device import OneDevice
 
 Work = Literal["train", "loss", "val", "test"]
@@ -150,11 +151,12 @@ class Visit(OneDevice):
     def _training_loader(self, loaders: ClientLoaders, limit: int | float) -> RoundLoader:
         """Takes the client's data, and everything that the server and the client's last visit have left."""
         trainer, loop, message, options = self._trainer, self._loop, self._message, self._options
-        self._plan_visits(loaders, limit)
+        batches = local_batches(trainer, options, limit, loaders)
+        self._plan_visits(batches.plan(options.needs.full_gradients))
         if self._binding is None:  # configure_optimizers asks for the number of steps
             return RoundLoader(1, loaders, self.open_round)
         binding = self._binding = self._binding.renewed(options.algorithm.layers, trainer.optimizers)
-        side = self.side = ClientSide(trainer, loop, options, limit, binding, loaders, 1, Sequential())
+        side = self.side = ClientSide(trainer, loop, options, limit, binding, batches, 1, Sequential())
         self._take_message(binding, side.buffers, self._num_clients or len(loaders))
         if self._before is not None and self._before["optimizers"]:
             side.runner.optimizers.load_state_dict({self._client_id: self._before["optimizers"]})
@@ -164,8 +166,7 @@ class Visit(OneDevice):
             loop.pass_rounds(message.round)
         return RoundLoader(1, loaders, self.open_round)
 
-    def _plan_visits(self, loaders: ClientLoaders, limit: int | float) -> None:
-        own = visit_plan(self._trainer, self._options, limit, loaders)
+    def _plan_visits(self, own: VisitPlan) -> None:
         full, has_all = self._options.needs.full_gradients, self._num_clients is None
         plan = federation_plan(self._message, own, has_all, self._options.local_epochs, full)
         clock, self._knows_clock = self._loop.clock, plan is not None

@@ -56,6 +56,7 @@ class FederatedFit:
     ) -> None:
         self._trainer, self._options, self._binding, self.clients = trainer, options, binding, clients
         self._algorithm, self._rule = options.algorithm, options.client_rule
+        self._num_clients = len(clients.loaders)
         if options.attack is not None:
             options.attack.check(self._num_clients)
         sizes = clients.loaders.sizes
@@ -119,10 +120,6 @@ class FederatedFit:
             raise ValueError(f"reloaded data must have the same {self._num_clients} clients, found {len(loaders)}")
         self.clients.runner.batches.loaders = loaders
         self._server.cohorts.num_samples = sum(loaders.sizes)
-
-    @property
-    def _num_clients(self) -> int:
-        return len(self.clients.loaders)
 
     @property
     def _columns(self) -> Columns:

@@ -8,13 +8,11 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from fl_lightning.clients.client_batches import ClientBatches
+from fl_lightning.clients.client_batches import ClientBatches, LocalOptions
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.fit.client_options import ClientOptions
 from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.inspection import accumulation
 from fl_lightning.lightning.names import Trainer
-from fl_lightning.lightning.round_clock import VisitPlan
 
 
 class RoundLoader:
@@ -44,10 +42,9 @@ _MOST_STEPS = 10_000_000
 """A few minutes on any processor: no federation needs more, and a wrong message may name any number."""
 
 
-def visit_plan(trainer: Trainer, options: ClientOptions, limit: int | float, loaders: ClientLoaders) -> VisitPlan:
-    """The visit that the clock of a fit counts by, which ``configure_optimizers`` may ask for."""
-    batches = ClientBatches(loaders, options, limit, accumulation(trainer), trainer.lightning_module)
-    return batches.plan(options.needs.full_gradients)
+def local_batches(trainer: Trainer, options: LocalOptions, limit: int | float, loaders: ClientLoaders) -> ClientBatches:
+    """The clients' batches, which decide how long a visit is."""
+    return ClientBatches(loaders, options, limit, accumulation(trainer), trainer.lightning_module)
 
 
 def check_visit_schedulers(trainer: Trainer, knows_clock: bool, steps: int) -> None:
