@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.algorithms.records import Federation
+from fl_lightning.arguments import altered, trusted
 from fl_lightning.clients.bound_parameters import BoundParameters, trained_names
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.sequential import Sequential
@@ -146,7 +146,8 @@ class Visit(OneDevice):
         give(message, rule, client)
         if self._before is not None and self._before["rule"]:
             kept.keep(rule, client, self._before["rule"], self._before["round"])
-        rule.begin_fit(Federation(num_clients, binding.layout, theta.device, theta.dtype, rounds=message.rounds))
+        federation = trusted(Federation)
+        rule.begin_fit(federation(num_clients, binding.layout, theta.device, theta.dtype, rounds=message.rounds))
 
     def _training_loader(self, loaders: ClientLoaders, limit: int | float) -> RoundLoader:
         """Takes the client's data, and everything that the server and the client's last visit have left."""
@@ -263,7 +264,7 @@ class Visit(OneDevice):
             withholds = self._options.client_rule.withholds
             if left and withholds is not None:
                 left, self.stays = {}, {"all of it": withholds}
-            self.sent = replace(self.sent, left=left)
+            self.sent = altered(self.sent, left=left)
 
     def states(self) -> Mapping[str, Any]:
         """Nothing: nobody writes checkpoints here."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from math import nan
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from fl_lightning.arguments import trusted
 from fl_lightning.core.client_names import client_label
 from fl_lightning.core.records import EvaluationRecord, RoundRecord, round_metrics
 from fl_lightning.core.storage.files import read_whole, write_whole
@@ -201,5 +201,5 @@ def joined(
     modes = {name: said.most_common(1)[0][0] for name, said in votes.items()}
     sizes = torch.cat([rows[client].sizes for client in clients])
     undefined = {name: reasons for name, reasons in undefined.items() if reasons}
-    record = EvaluationRecord(round, stage, tuple(clients), sizes, values, undefined, modes)
-    return replace(record, client_names=tuple(names[client] for client in clients))
+    called = tuple(names[client] for client in clients)
+    return trusted(EvaluationRecord)(round, stage, tuple(clients), sizes, values, undefined, modes, called)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.arguments import trusted
+from fl_lightning.arguments import altered
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.upload import Upload
 from fl_lightning.core.columns import Columns
@@ -227,6 +227,5 @@ class FederatedFit:
         clients.merge(current.uploads, record.client_ids)
         self._round = None
         planned = sum(upload.planned for upload in current.uploads if upload.client_id in record.client_ids)
-        counts = {"training_seconds": trained, "planned_steps": planned}
         steps = clients.schedules.count(record.client_ids)
-        return trusted(RoundRecord)(**{**vars(record), **counts, "local_steps": steps})
+        return altered(record, training_seconds=trained, planned_steps=planned, local_steps=steps)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isnan, nan
 
-from fl_lightning.arguments import trusted
+from fl_lightning.arguments import altered
 from fl_lightning.core.client_names import named
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.fit.evaluation.personal import PREFIX
@@ -80,7 +80,7 @@ class EvaluationReport:
                 f"Good values of metrics, by their names: {', '.join(assumed)}. Where that is wrong, say so: "
                 "fairness_mode={name: 'max', 'min' or 'abs'}."
             )
-        return trusted(EvaluationRecord)(**{**vars(record), "modes": modes})
+        return altered(record, modes=modes)
 
     def log(self, record: EvaluationRecord, trainer: Trainer, callback: Callback) -> None:
         """Logs the summary, the clients' values, and the angle for the progress bar."""
