@@ -18,14 +18,12 @@ from fl_lightning.core.records import EvaluationRecord, RoundRecord, round_metri
 from fl_lightning.core.storage.files import read_whole, write_whole
 from fl_lightning.federation.federated_server import FederatedServer
 from fl_lightning.federation.server_trainer import ServerTrainer
-from fl_lightning.fit.evaluation.report import EvaluationReport, client_metrics, evaluation_metrics, shown_angle
+from fl_lightning.fit.evaluation.report import EvaluationReport, shown_angle
 from fl_lightning.lightning.names import Callback, Logger, rank_zero_info
 from fl_lightning.lightning.versions import package_versions
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.callbacks import ClientTable
 from fl_lightning.report.callbacks.client_table import format_client_table
-
-_MANY_CLIENTS = 200
 
 
 class ServerRun:
@@ -61,7 +59,7 @@ class ServerRun:
     ) -> None:
         self._server, self._rounds, self._loggers = server, rounds, list(loggers)
         self._report = EvaluationReport(fairness_metric, fairness_mode, log_client_names)
-        self._metric, self._by_name = fairness_metric, log_client_names
+        self._metric = fairness_metric
         self.trainer = ServerTrainer(server, rounds, loggers, callbacks, folder)
         self._path = folder / "last.ckpt"
 
@@ -124,10 +122,8 @@ class ServerRun:
         if found is None:
             return None
         record = self._report.oriented(found)
-        self._report.check(record)
-        metrics = evaluation_metrics(record)
-        shown = client_metrics(record, self._by_name) if len(record.client_ids) <= _MANY_CLIENTS else {}
-        self._log({**metrics, **shown}, round - 1)
+        metrics, of_clients = self._report.numbers(record)
+        self._log(metrics | of_clients, round - 1)
         self.trainer.evaluated(record)
         rank_zero_info(self._values(record, metrics))
         if stage == "test" and not any(isinstance(c, ClientTable) for c in self.trainer.callbacks):

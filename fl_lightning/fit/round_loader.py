@@ -15,21 +15,29 @@ from fl_lightning.lightning.inspection import accumulation
 from fl_lightning.lightning.names import Trainer
 
 
-class RoundLoader:
-    """What the epoch loop iterates over: the places of a round, each taken by a client or empty."""
+class LoaderOfAll:
+    """Stands before Lightning for the loaders of all clients."""
 
-    def __init__(self, size: int, loaders: ClientLoaders, open_round: Callable[[], Iterator[ClientTask]]) -> None:
-        self.loaders, self._size, self._open_round = loaders, size, open_round
+    def __init__(self, loaders: ClientLoaders) -> None:
+        self.loaders = loaders
 
     @property
     def dataset(self) -> Dataset[Any]:
-        """The training data of all clients, for whoever asks the trainer's loader for it."""
+        """The data of all clients, for whoever asks the trainer's loader for it."""
         return self.loaders.dataset
 
     @property
     def batch_size(self) -> int:
-        """Samples of a local batch."""
+        """Samples of a client's batch."""
         return self.loaders.batch_size
+
+
+class RoundLoader(LoaderOfAll):
+    """What the epoch loop iterates over: the places of a round, each taken by a client or empty."""
+
+    def __init__(self, size: int, loaders: ClientLoaders, open_round: Callable[[], Iterator[ClientTask]]) -> None:
+        super().__init__(loaders)
+        self._size, self._open_round = size, open_round
 
     def __len__(self) -> int:
         return self._size

@@ -84,21 +84,22 @@ class EvaluationReport:
 
     def log(self, record: EvaluationRecord, trainer: Trainer, callback: Callback) -> None:
         """Logs the summary, the clients' values, and the angle for the progress bar."""
-        self.check(record)
-        metrics = evaluation_metrics(record)
+        metrics, of_clients = self.numbers(record)
         for name, value in metrics.items():
             # The name may hold that of one of several loaders, which Lightning takes for its own to give.
             callback.log(name, value, add_dataloader_idx=False)  # type: ignore[attr-defined]
-        if len(record.client_ids) <= _MANY_CLIENTS:
-            send_to_loggers(trainer, client_metrics(record, self._by_name))
+        if of_clients:
+            send_to_loggers(trainer, of_clients)
         angle = shown_angle(record, metrics, self._metric)
         if angle is not None:
             show_in_progress_bar(trainer, {"angle": angle})
 
-    def check(self, record: EvaluationRecord) -> None:
-        """Warns if nobody logs ``fairness_metric``, and of clients for which a metric is undefined."""
+    def numbers(self, record: EvaluationRecord) -> tuple[dict[str, float], dict[str, float]]:
+        """The summary, and clients' values unless they are many; warns of what is missing or undefined in them."""
         self._look_for_metric(record)
         self._name_undefined(record)
+        few = len(record.client_ids) <= _MANY_CLIENTS
+        return evaluation_metrics(record), client_metrics(record, self._by_name) if few else {}
 
     def _name_undefined(self, record: EvaluationRecord) -> None:
         """Warns once per metric of clients for which it is undefined."""
