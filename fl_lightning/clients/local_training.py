@@ -202,11 +202,7 @@ class LossGradients(ABC):
 
 
 class EagerGradients(LossGradients):
-    """Computes them as a loop written by hand does: ``training_step``, ``zero_grad``, ``backward``.
-
-    Attributes:
-        optimizer: as given.
-    """
+    """Computes them as a loop written by hand does: ``training_step``, ``zero_grad``, ``backward``."""
 
     def __init__(self, calls: ModuleCalls, hooks: ClientHooks, optimizer: FastSGD) -> None:
         self._calls, self._hooks, self.optimizer = calls, hooks, optimizer

@@ -32,11 +32,7 @@ from fl_lightning.lightning.names import Trainer, rank_zero_info
 class FederatedFit:
     """Everything that lives as long as one call of ``trainer.fit``: the clients' side and the server.
 
-    Args:
-        trainer: the trainer; its optimizers exist and the module is on its device.
-        options: the strategy's arguments.
-        binding: the bound module.
-        clients: the clients' side.
+    It is made once the optimizers exist and the module is on its device.
 
     Attributes:
         clients: the clients' side.

@@ -39,14 +39,6 @@ from fl_lightning.metrics.functional import conflict_counts
 class Server:
     """Turns a round's uploads into new global parameters.
 
-    Args:
-        options: the method and what becomes of a round that fails.
-        binding: the bound module, whose global parameters take the step.
-        buffers: the module's buffers.
-        rows: the rows of a round.
-        num_clients: registered clients.
-        sizes: ``[N]`` their training samples, if these are known.
-
     Attributes:
         failures: what becomes of clients and rounds that come to nothing.
         guards: see the uploads before anybody else.

@@ -160,12 +160,6 @@ def _magnitudes(uploads: Sequence[Upload], rows: UpdateRows) -> tuple[Tensor, li
 class Cohorts:
     """Makes cohorts of uploads.
 
-    Args:
-        rows: the rows of a round.
-        theta: ``[n]`` the global parameters.
-        rule: the client rule.
-        num_clients: registered clients.
-
     Attributes:
         num_samples: training samples of all registered clients, if they are known.
     """

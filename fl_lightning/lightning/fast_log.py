@@ -23,11 +23,7 @@ _T = TypeVar("_T")
 
 
 class TrainingLog:
-    """Takes the place of the module's ``log`` while it is installed.
-
-    Args:
-        module: the module whose ``log`` is shadowed between :meth:`install` and :meth:`remove`.
-    """
+    """Takes the place of the module's ``log`` while it is installed."""
 
     def __init__(self, module: LightningModule) -> None:
         self._module = module
@@ -147,10 +143,6 @@ class FastLog(TrainingLog):
     Logging a mean once more with the same arguments goes straight to the stored metric: what Lightning checks on every
     call was checked the first time. Everything else goes to the module's own ``log``, be it Lightning's, a method of
     its class, or a function that was set on the instance. One that is not Lightning's sees every call.
-
-    Args:
-        module: the module; its ``log`` is shadowed between :meth:`install` and :meth:`remove`.
-        results: the collection that training logs into.
     """
 
     def __init__(self, module: LightningModule, results: _ResultCollection) -> None:

@@ -26,15 +26,7 @@ from fl_lightning.lightning.ranks import Ranks
 
 
 class Division:
-    """Divides the clients of an evaluation among processes, if an earlier one has shown that they can be.
-
-    Args:
-        trainer: the trainer whose evaluation is running.
-        loader: the loader that is being walked.
-        stage: ``"val"`` or ``"test"``.
-        notices: what all evaluations of a strategy have in common.
-        ranks: the processes; ``None``: there is one.
-    """
+    """Divides the clients of an evaluation among processes, if an earlier one has shown that they can be."""
 
     def __init__(
         self, trainer: Trainer, loader: EvaluationLoader, stage: str, notices: Notices, ranks: Ranks | None
