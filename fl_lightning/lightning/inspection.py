@@ -24,6 +24,8 @@ _MODULE_HOOKS = (
 )  # fmt: skip
 
 _is_overridden: Any = lightning_module("utilities.model_helpers").is_overridden
+_has_parameter: Any = lightning_module("utilities.signature_utils").is_param_in_hook_signature
+_Accumulation: Any = lightning_module("callbacks").GradientAccumulationScheduler
 
 
 def users_callback(callbacks: Sequence[Callback], *hooks: str) -> Callback | None:
@@ -83,9 +85,8 @@ def accumulation(trainer: Trainer) -> int:
         ValueError: a ``GradientAccumulationScheduler`` has several factors.
     """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    schedule = lightning_module("callbacks").GradientAccumulationScheduler
     for callback in callbacks:
-        if isinstance(callback, schedule):
+        if isinstance(callback, _Accumulation):
             factors = sorted(set(callback.scheduling.values()))
             if len(factors) > 1:
                 raise ValueError(
@@ -151,8 +152,7 @@ def _set_on(instance: object) -> list[Any]:
 
 def takes_batch_index(step: Any) -> bool:
     """Whether a ``*_step`` of a module asks for ``batch_idx`` beside the batch."""
-    takes_index = lightning_module("utilities.signature_utils").is_param_in_hook_signature
-    return bool(takes_index(step, "batch_idx", min_args=2))
+    return bool(_has_parameter(step, "batch_idx", min_args=2))
 
 
 def validation_interval(trainer: Trainer) -> int | float | str:

@@ -132,8 +132,9 @@ class PartNames(Names):
     """Attributes of a submodule, apart from what torch, Lightning and this package keep in it for themselves."""
 
     def __init__(self, value: Any, name: str) -> None:
+        self.value, self.name = value, name
         self._apart = _OF_LIGHTNING if isinstance(value, LightningModule) else _OF_TORCH
-        super().__init__(value, name)
+        self.content = self.now()
 
     def now(self) -> dict[str, Any]:
         """See :meth:`Kept.now`."""
