@@ -174,9 +174,9 @@ class Schedules:
 
     def end_visit(self) -> Pace:
         """The client is trained; :meth:`restore` has to follow."""
-        clock = self._clock
-        own = self._own if self._manual else [clock.steps_taken] * len(self._by_hand)
-        return Pace(clock.steps_taken, clock.batches_begun, tuple(own), tuple(self._by_hand), tuple(self._odd))
+        steps, batches = self._clock.steps_taken, self._clock.batches_begun
+        own = self._own if self._manual else [steps] * len(self._by_hand)
+        return Pace(steps, batches, tuple(own), tuple(self._by_hand), tuple(self._odd))
 
     def restore(self) -> None:
         """Ends a visit, however it went: schedulers and clock are where the round began."""

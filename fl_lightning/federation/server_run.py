@@ -22,8 +22,6 @@ from fl_lightning.fit.evaluation.report import EvaluationReport, shown_angle
 from fl_lightning.lightning.names import Callback, Logger, rank_zero_info
 from fl_lightning.lightning.versions import package_versions
 from fl_lightning.metrics.functional import Mode
-from fl_lightning.report.callbacks import ClientTable
-from fl_lightning.report.callbacks.client_table import format_client_table
 
 
 class ServerRun:
@@ -126,8 +124,8 @@ class ServerRun:
         self._log(metrics | of_clients, round - 1)
         self.trainer.evaluated(record)
         rank_zero_info(self._values(record, metrics))
-        if stage == "test" and not any(isinstance(c, ClientTable) for c in self.trainer.callbacks):
-            self.trainer.print(format_client_table(record))
+        if stage == "test":
+            self._report.print_table(record, self.trainer)
         return record
 
     def finish(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isnan, nan
+from typing import Any
 
 from fl_lightning.arguments import altered
 from fl_lightning.core.client_names import named
@@ -126,7 +127,7 @@ class EvaluationReport:
                 f"progress bar shows no angle; there are {', '.join(map(repr, record.values)) or 'none'}"
             )
 
-    def print_table(self, record: EvaluationRecord, trainer: Trainer) -> None:
+    def print_table(self, record: EvaluationRecord, trainer: Any) -> None:
         """Prints the clients' values, unless a ClientTable callback does."""
-        if not any(isinstance(callback, ClientTable) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+        if not any(isinstance(callback, ClientTable) for callback in trainer.callbacks):
             trainer.print(format_client_table(record))
