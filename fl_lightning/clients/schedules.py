@@ -18,6 +18,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from fl_lightning.lightning.names import Trainer
 from fl_lightning.lightning.round_clock import VisitClock, VisitPlan
 
+Snapshot = list[dict[str, Any]]
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -234,9 +236,6 @@ class Schedules:
         self.local_steps, measured = state["local_steps"], state["measured"]
         self._measured = None if measured is None else Pace(**measured)
         self._patterns = dict(state["patterns"])
-
-
-Snapshot = list[dict[str, Any]]
 
 
 class SchedulerStates:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import fields, replace
+from dataclasses import fields
 from math import ceil
 from platform import python_version
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.algorithms.records import Federation
+from fl_lightning.arguments import altered, trusted
 from fl_lightning.clients.base import Executor
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.ranks.column_state import ColumnState
@@ -33,6 +34,15 @@ from fl_lightning.lightning.names import Trainer, rank_zero_info
 from fl_lightning.lightning.ranks import Ranks
 from fl_lightning.lightning.versions import versions
 
+_NAMED = 3
+_TIMES = ("seconds", "training_seconds")
+_SEED = ". Seed what draws the data (random_split, for instance), and read it from the same files"
+_LIMITS = (
+    "accumulate_grad_batches", "check_val_every_n_epoch", "current_epoch", "gradient_clip_algorithm",
+    "gradient_clip_val", "max_epochs", "max_steps", "min_epochs", "min_steps", "num_sanity_val_steps", "precision",
+    "reload_dataloaders_every_n_epochs", "val_check_interval",
+)  # fmt: skip
+
 
 def shared_work(
     ranks: Ranks, options: FitOptions, binding: BoundParameters, num_clients: int, agreement: Agreement
@@ -45,18 +55,8 @@ def shared_work(
     if not kept.columns(rule):
         return Ranked(ranks, columns)
     theta = binding.theta
-    federation = Federation(num_clients, binding.layout, theta.device, theta.dtype)
+    federation = trusted(Federation)(num_clients, binding.layout, theta.device, theta.dtype)
     return Ranked(ranks, columns, ColumnState(rule, deepcopy(rule), columns, ranks, federation))
-
-
-_NAMED = 3
-_TIMES = ("seconds", "training_seconds")
-_SEED = ". Seed what draws the data (random_split, for instance), and read it from the same files"
-_LIMITS = (
-    "accumulate_grad_batches", "check_val_every_n_epoch", "current_epoch", "gradient_clip_algorithm",
-    "gradient_clip_val", "max_epochs", "max_steps", "min_epochs", "min_steps", "num_sanity_val_steps", "precision",
-    "reload_dataloaders_every_n_epochs", "val_check_interval",
-)  # fmt: skip
 
 
 def trainer_settings(trainer: Trainer) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def check_same_fit(ranks: Ranks, description: FitDescription, trainer: Trainer) 
     kernels = {name: backend.implementation for name, backend in versions().ops.items()}
     here = {"python": python_version(), "threads": str(torch.get_num_threads()), "kernels": repr(kernels)}
     settings = {**description.settings, **trainer_settings(trainer)}
-    description = replace(description, settings=settings, versions={**description.versions, **here})
+    description = altered(description, settings=settings, versions={**description.versions, **here})
     first, *others = map(FitDescription.from_state_dict, ranks.gather(description.state_dict()))
     for rank, other in enumerate(others, 1):
         found = first.differences(other)
@@ -184,7 +184,7 @@ class Agreement:
                 "one kind with the same versions, one thread per process on the CPU (OMP_NUM_THREADS=1), and "
                 "deterministic kernels on GPUs, and change nothing on single ranks"
             )
-        return replace(record, **found[0][1])
+        return altered(record, **found[0][1])
 
 
 def check_same_start(ranks: Ranks, sums: Mapping[str, int]) -> None:

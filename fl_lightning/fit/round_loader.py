@@ -14,6 +14,9 @@ from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.inspection import accumulation
 from fl_lightning.lightning.names import Trainer
 
+_MOST_STEPS = 10_000_000
+"""A few minutes on any processor: no federation needs more, and a wrong message may name any number."""
+
 
 class LoaderOfAll:
     """Stands before Lightning for the loaders of all clients."""
@@ -44,10 +47,6 @@ class RoundLoader(LoaderOfAll):
 
     def __iter__(self) -> Iterator[ClientTask]:
         yield from self._open_round()
-
-
-_MOST_STEPS = 10_000_000
-"""A few minutes on any processor: no federation needs more, and a wrong message may name any number."""
 
 
 def local_batches(trainer: Trainer, options: LocalOptions, limit: int | float, loaders: ClientLoaders) -> ClientBatches:

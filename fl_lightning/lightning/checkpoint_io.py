@@ -25,6 +25,7 @@ else:
 
 STATE_KEY = "fl_lightning"
 """Names the federated state among the callbacks' states of a checkpoint."""
+_GROUP = re.compile(r"\{([^{}:]+)(:[^{}]*)?\}")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -148,9 +149,6 @@ def complete_last_checkpoints(trainer: Trainer) -> None:
             continue
         copy_whole(source, last)
         callback.last_model_path = named
-
-
-_GROUP = re.compile(r"\{([^{}:]+)(:[^{}]*)?\}")
 
 
 def keep_names_in_one_folder(trainer: Trainer, prefix: str) -> None:

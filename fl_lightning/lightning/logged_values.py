@@ -27,6 +27,8 @@ else:
     _ResultCollection = _result._ResultCollection
     _ResultMetric = _result._ResultMetric
     _Sync = _result._Sync
+LoggedShare = dict[str, tuple[dict[str, Any], Tensor, Tensor | None, int]]
+"""What a client adds under each key of Lightning's results: its options, the value, its weight and its updates."""
 
 
 @dataclass
@@ -63,10 +65,6 @@ class LoggedRow:
         self.values.update({prefix + name: value for name, value in other.values.items()})
         self.undefined.update({prefix + name: reason for name, reason in other.undefined.items()})
         self.larger_is_better.update({prefix + name: better for name, better in other.larger_is_better.items()})
-
-
-LoggedShare = dict[str, tuple[dict[str, Any], Tensor, Tensor | None, int]]
-"""What a client adds under each key of Lightning's results: its options, the value, its weight and its updates."""
 
 
 class ClientValues:

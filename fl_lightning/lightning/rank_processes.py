@@ -28,6 +28,8 @@ _STARTER = "FL_LIGHTNING_STARTER"
 """Environment variable: the id of the process that has started this one."""
 _GRACE = 10.0
 """Seconds in which processes that were started from here may end by themselves."""
+Requests = frozenset[str]
+"""What a process was asked to do: some of ``"should_stop"``, ``"terminate"`` and ``"requeue"``."""
 
 
 def check_startable(environment: Any) -> None:
@@ -128,10 +130,6 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         if process.returncode is None:
             process.kill()
             process.wait()
-
-
-Requests = frozenset[str]
-"""What a process was asked to do: some of ``"should_stop"``, ``"terminate"`` and ``"requeue"``."""
 
 
 def is_termination(exception: BaseException) -> bool:

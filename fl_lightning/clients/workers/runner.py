@@ -28,6 +28,8 @@ from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.inspection import profiler_of, step_hook_of, users_callback
 from fl_lightning.lightning.names import rank_zero_info
 
+_ATTEMPTS = 3
+
 
 @checked(workers=Bounds(1), timeout=Bounds(above=0))
 @dataclass(frozen=True)
@@ -82,9 +84,6 @@ class Parallel(Executor):
             return super().rows(number, like)
         n = like.numel()
         return messages.shared((number, padded(n, like.dtype)), like.dtype)[:, :n]
-
-
-_ATTEMPTS = 3
 
 
 class WorkerDiedError(RuntimeError):

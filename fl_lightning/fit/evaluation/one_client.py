@@ -24,6 +24,10 @@ from fl_lightning.lightning.module_steps import batch_size, device_batch
 from fl_lightning.lightning.names import DummyLogger, LightningModule, Trainer
 
 _STAGES = {"val": "validation", "test": "test"}
+_KINDS: Mapping[Any, str] = {
+    torch.mean: "mean", "avg": "mean", torch.sum: "sum", sum: "sum", torch.max: "max", max: "max", torch.min: "min",
+    min: "min",
+}  # fmt: skip
 
 
 class Alone:
@@ -150,12 +154,6 @@ class Alone:
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError("optimizers and schedulers step once per evaluation, not once per client")
-
-
-_KINDS: Mapping[Any, str] = {
-    torch.mean: "mean", "avg": "mean", torch.sum: "sum", sum: "sum", torch.max: "max", max: "max", torch.min: "min",
-    min: "min",
-}  # fmt: skip
 
 
 class RecordedLogs:

@@ -16,6 +16,9 @@ from fl_lightning.lightning.names import Callback, Trainer, rank_zero_info, rank
 from fl_lightning.metrics.functional import Mode, guessed_mode
 from fl_lightning.report.callbacks.client_table import ClientTable, format_client_table
 
+_MANY_CLIENTS = 200
+_WORDS: Mapping[Mode, str] = {"max": "large", "min": "small", "abs": "near 0"}
+
 
 def evaluation_metrics(record: EvaluationRecord) -> dict[str, float]:
     """Summary numbers of an evaluation under the names of docs/logged.md."""
@@ -41,10 +44,6 @@ def client_metrics(record: EvaluationRecord, by_name: bool = False) -> dict[str,
         for name, values in record.values.items()
         for label, value in zip(labels, values, strict=True)
     }
-
-
-_MANY_CLIENTS = 200
-_WORDS: Mapping[Mode, str] = {"max": "large", "min": "small", "abs": "near 0"}
 
 
 class EvaluationReport:
