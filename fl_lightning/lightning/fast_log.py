@@ -5,19 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from fl_lightning.core.modules import submodules
-from fl_lightning.lightning.names import LightningModule, lightning_module
-
-if TYPE_CHECKING:
-    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
-else:
-    _result = lightning_module("trainer.connectors.logger_connector.result")
-    _ResultCollection = _result._ResultCollection
-    _ResultMetric = _result._ResultMetric
+from fl_lightning.lightning.names import LightningModule, ResultCollection, ResultMetric
 
 _T = TypeVar("_T")
 
@@ -145,11 +138,11 @@ class FastLog(TrainingLog):
     its class, or a function that was set on the instance. One that is not Lightning's sees every call.
     """
 
-    def __init__(self, module: LightningModule, results: _ResultCollection) -> None:
+    def __init__(self, module: LightningModule, results: ResultCollection) -> None:
         super().__init__(module)
         self._results = results
         self._connector = module.trainer._logger_connector
-        self._seen: dict[tuple[Any, ...], _ResultMetric] = {}
+        self._seen: dict[tuple[Any, ...], ResultMetric] = {}
 
     def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """See :meth:`lightning.pytorch.LightningModule.log`."""

@@ -18,15 +18,13 @@ from torchmetrics import Metric
 
 from fl_lightning.lightning.metric_state import is_mergeable
 from fl_lightning.lightning.module.undefined_metrics import Noticed
-from fl_lightning.lightning.names import Trainer, lightning_module
+from fl_lightning.lightning.names import ResultCollection, ResultMetric, Trainer, lightning_module
 
 if TYPE_CHECKING:
-    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric, _Sync
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _Sync
 else:
-    _result = lightning_module("trainer.connectors.logger_connector.result")
-    _ResultCollection = _result._ResultCollection
-    _ResultMetric = _result._ResultMetric
-    _Sync = _result._Sync
+    _Sync = lightning_module("trainer.connectors.logger_connector.result")._Sync
+
 LoggedShare = dict[str, tuple[dict[str, Any], Tensor, Tensor | None, int]]
 """What a client adds under each key of Lightning's results: its options, the value, its weight and its updates."""
 
@@ -78,7 +76,7 @@ class ClientValues:
         noticed: tells undefined values.
     """
 
-    def __init__(self, results: _ResultCollection, noticed: Noticed) -> None:
+    def __init__(self, results: ResultCollection, noticed: Noticed) -> None:
         self._results, self._noticed = results, noticed
 
     def clear(self) -> None:
@@ -139,7 +137,7 @@ class ClientValues:
     def _entries(self) -> Iterable[tuple[str, Any]]:
         return [(k, e) for k, e in self._results.items() if e.meta.on_epoch and not e.has_reset]
 
-    def _read(self, entry: _ResultMetric) -> tuple[Tensor | None, str | None]:
+    def _read(self, entry: ResultMetric) -> tuple[Tensor | None, str | None]:
         if entry.is_tensor:
             if entry._update_count == 0:
                 return None, None
@@ -153,7 +151,7 @@ class ClientValues:
         return computed if isinstance(computed, Tensor) else None, reason
 
     @staticmethod
-    def _merge_tensor(entry: _ResultMetric, value: Tensor, size: Tensor | None, updates: int) -> None:
+    def _merge_tensor(entry: ResultMetric, value: Tensor, size: Tensor | None, updates: int) -> None:
         meta = entry.meta
         if size is not None:
             entry.value = value + entry.value
@@ -184,7 +182,7 @@ def shown_metrics(trainer: Trainer, values: Mapping[str, float]) -> Iterator[Non
     training: Any = trainer.fit_loop.epoch_loop._results
     names = {entry.meta.name + end for entry in training.values() for end in ("", "_step", "_epoch")}
     own = {name: torch.tensor(value) for name, value in values.items()}
-    results, loop._results = loop._results, _ResultCollection(training=False)
+    results, loop._results = loop._results, ResultCollection(training=False)
     kept = {at: getattr(connector, at) for at in ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")}
     for at, metrics in kept.items():
         setattr(connector, at, {name: value for name, value in metrics.items() if name in names} | own)
@@ -196,7 +194,7 @@ def shown_metrics(trainer: Trainer, values: Mapping[str, float]) -> Iterator[Non
             setattr(connector, at, metrics)
 
 
-def active_results(trainer: Trainer) -> _ResultCollection:
+def active_results(trainer: Trainer) -> ResultCollection:
     """The result collection that ``self.log`` writes to right now."""
     results = trainer._results
     assert results is not None

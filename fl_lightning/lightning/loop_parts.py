@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
-from fl_lightning.lightning.names import Trainer, callbacks, lightning_module, rank_zero_info, rank_zero_warn
+from fl_lightning.lightning.names import (
+    ResultCollection,
+    ResultMetric,
+    Trainer,
+    callbacks,
+    lightning_module,
+    rank_zero_info,
+    rank_zero_warn,
+)
 from fl_lightning.lightning.round_clock import VisitClock
 
 if TYPE_CHECKING:
     from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
 else:
     _AutomaticOptimization = lightning_module("loops.optimization.automatic")._AutomaticOptimization
-if TYPE_CHECKING:
-    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
-else:
-    _result = lightning_module("trainer.connectors.logger_connector.result")
-    _ResultCollection = _result._ResultCollection
-    _ResultMetric = _result._ResultMetric
-if TYPE_CHECKING:
-    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 
 
 class GroupedOptimization(_AutomaticOptimization):
@@ -49,7 +49,7 @@ class GroupedOptimization(_AutomaticOptimization):
         return zero_grad
 
 
-class _SettledResult(_ResultMetric):
+class _SettledResult(ResultMetric):
     """A logged tensor: its parts are all on one device."""
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
@@ -58,14 +58,14 @@ class _SettledResult(_ResultMetric):
         return super().to(*args, **kwargs)
 
 
-class SettledResults(_ResultCollection):
+class SettledResults(ResultCollection):
     """Lightning's collection, whose tensors are moved only where they are on another device.
 
     Lightning moves an entry at every call of ``self.log``, which takes ten times as long as all else that it does then.
     """
 
-    def __setitem__(self, key: str, entry: _ResultMetric) -> None:
-        if type(entry) is _ResultMetric and entry.is_tensor:
+    def __setitem__(self, key: str, entry: ResultMetric) -> None:
+        if type(entry) is ResultMetric and entry.is_tensor:
             entry.__class__ = _SettledResult  # Lightning makes it, by a name of its own module
         super().__setitem__(key, entry)
 
@@ -153,7 +153,7 @@ class StepValues:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._told = trainer, False
 
-    def warn(self, results: _ResultCollection) -> None:
+    def warn(self, results: ResultCollection) -> None:
         """Looks at what the clients of a round have logged."""
         trainer = self._trainer
         every, places = trainer.log_every_n_steps, trainer.fit_loop.max_batches  # type: ignore[attr-defined]

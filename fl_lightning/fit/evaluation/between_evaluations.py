@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module remembers from one evaluation to the next belongs to all clients, and is no client's own value.
+"""What lasts from one evaluation to the next: what was said, and what a module remembers.
 
-``self.best = max(self.best, accuracy)`` in an epoch-end hook is the best value of the whole model so far. A client's
-own best is nowhere. Such a value is told by running what logs it twice: with what is remembered, and without it.
+What it remembers belongs to all clients, and is no client's own value: ``self.best = max(self.best, accuracy)`` in an
+epoch-end hook is the best value of the whole model so far, and a client's own best is nowhere. Such a value is told by
+running what logs it twice: with what is remembered, and without it.
 """
 
 from __future__ import annotations
