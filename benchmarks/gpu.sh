@@ -154,7 +154,8 @@ bandwidth() {
 
 # Without torch's caching allocator every tensor ends where its memory ends.
 sanitize() {
-  local program=("$PYTHON" -m benchmarks._gpu.every_path --device "$device") tool ours
+  local program=("$PYTHON" -m benchmarks._gpu.every_path --device "$device") tool ours watched part
+  local summary='ERROR SUMMARY|RACECHECK SUMMARY|[Ee]rror'
   export PYTORCH_NO_CUDA_MEMORY_CACHING=1
   beside 'no tool' 60 '^called' "${program[@]}"
   for tool in memcheck racecheck synccheck initcheck; do
@@ -168,8 +169,14 @@ sanitize() {
       ours=(--kernel-name kns=fl_lightning)
       [[ $tool == initcheck ]] && ours=()
       [[ $tool == memcheck ]] && ours+=(--report-api-errors no)
-      beside "$tool" 260 'ERROR SUMMARY|RACECHECK SUMMARY|[Ee]rror' compute-sanitizer --tool "$tool" --error-exitcode 9 \
-        --print-limit 20 "${ours[@]}" "${program[@]}"
+      watched=(compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 "${ours[@]}" "${program[@]}")
+      if [[ $tool == racecheck ]]; then  # takes four times as long as the others
+        for part in 1 2 3 4; do
+          beside "racecheck $part of 4" 200 "$summary" "${watched[@]}" --part "$part/4"
+        done
+      else
+        beside "$tool" 200 "$summary" "${watched[@]}"
+      fi
     fi
   done
   together

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls every path of every kernel for CUDA once, on small odd shapes; compute-sanitizer watches.
 
-    python -m benchmarks._gpu.every_path [--device cuda|cpu]
+    python -m benchmarks._gpu.every_path [--device cuda|cpu] [--part I/N]
 
-Without a tool it takes seconds, and checks that what must be finite is. PYTORCH_NO_CUDA_MEMORY_CACHING=1 makes every
-tensor end where its memory ends.
+``--part 1/4`` makes a quarter of the calls; tools that take long watch several parts side by side. Without a tool it
+takes seconds, and checks that what must be finite is. PYTORCH_NO_CUDA_MEMORY_CACHING=1 makes every tensor end where its
+memory ends.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -32,8 +34,8 @@ def offsets_of(sizes: tuple[int, ...]) -> Tensor:
     return torch.tensor([0, *sizes]).cumsum(0)
 
 
-def results(device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """What ops return, and the name of each."""
+def results(device: torch.device, part: int = 0, parts: int = 1) -> Iterator[tuple[str, Tensor]]:
+    """What ops return, and the name of each, of this part of the calls."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -41,39 +43,40 @@ def results(device: torch.device) -> Iterator[tuple[str, Tensor]]:
 
     offsets, n = offsets_of(SIZES), sum(SIZES)
     many = offsets_of((*[9] * 300, n - 2700))
-    for dtype in DTYPES:
-        for m in ROWS:
-            rows = normal(m, n).to(dtype).to(device)  # its last row ends where memory ends
-            apart = torch.zeros(m, n + 3, dtype=dtype, device=device)[:, 2:-1].copy_(rows)  # and none is aligned
-            coeff = normal(len(SIZES), m + 2)
-            keep = torch.randint(-(2**31), 2**31, (m, -(-n // 32)), dtype=torch.int32, generator=generator).to(device)
-            for held in (rows, apart):
-                yield "layer_gram", ops.layer_gram(held, offsets)
-                yield "layer_squares", ops.layer_squares(held, offsets)
-                yield "layer_dots", ops.layer_dots(held, rows[-1].clone(), offsets)
-                for trim in {0, (m - 1) // 4, (m - 1) // 2}:
-                    yield "trimmed_mean", ops.trimmed_mean(held, trim)
-                for own in (coeff, coeff.to(device)):  # numbers of the host travel with the launch
-                    yield "layer_combine", ops.layer_combine(held, offsets, own[:, :m].contiguous())
-                    yield "layer_cross_combine", ops.layer_cross_combine(held, normal(2, n).to(held), offsets, own)
-                yield "puc_combine", ops.puc_combine(held, keep, torch.ones(m))
-            for other in DTYPES:
-                few = normal(3, n).to(other).to(device)
-                yield "layer_cross_gram", ops.layer_cross_gram(rows, few, offsets)
-                out = torch.zeros(n, dtype=other, device=device)
-                yield "layer_combine", ops.layer_combine(rows, offsets, coeff[:, :m].contiguous(), out)
-            yield "layer_cross_gram", ops.layer_cross_gram(rows, rows[: m // 2 + 1].clone(), offsets)
-            yield "layer_cross_gram", ops.layer_cross_gram(rows, rows, offsets, torch.tensor([m - 1, 0]))
-            for counts in (torch.uint8, torch.int16, torch.int32):
-                for where in (offsets, many):
-                    past = torch.zeros(n, dtype=counts, device=device)
-                    yield "puc_track", ops.puc_track(rows[0].clone(), past, 1, 2, where)[1]
-            yield "layer_gram", ops.layer_gram(rows, many)
-            rows[0, 5] = torch.inf  # sums that float32 cannot hold are summed again
-            ops.layer_gram(rows, offsets)
-            ops.layer_squares(rows, offsets)
-            ops.layer_cross_gram(rows, rows[:1].clone(), offsets)
-            ops.layer_dots(rows, rows[0].clone(), offsets)
+    for dtype, m in list(product(DTYPES, ROWS))[part::parts]:
+        rows = normal(m, n).to(dtype).to(device)  # its last row ends where memory ends
+        apart = torch.zeros(m, n + 3, dtype=dtype, device=device)[:, 2:-1].copy_(rows)  # and none is aligned
+        coeff = normal(len(SIZES), m + 2)
+        keep = torch.randint(-(2**31), 2**31, (m, -(-n // 32)), dtype=torch.int32, generator=generator).to(device)
+        for held in (rows, apart):
+            yield "layer_gram", ops.layer_gram(held, offsets)
+            yield "layer_squares", ops.layer_squares(held, offsets)
+            yield "layer_dots", ops.layer_dots(held, rows[-1].clone(), offsets)
+            for trim in {0, (m - 1) // 4, (m - 1) // 2}:
+                yield "trimmed_mean", ops.trimmed_mean(held, trim)
+            for own in (coeff, coeff.to(device)):  # numbers of the host travel with the launch
+                yield "layer_combine", ops.layer_combine(held, offsets, own[:, :m].contiguous())
+                yield "layer_cross_combine", ops.layer_cross_combine(held, normal(2, n).to(held), offsets, own)
+            yield "puc_combine", ops.puc_combine(held, keep, torch.ones(m))
+        for other in DTYPES:
+            few = normal(3, n).to(other).to(device)
+            yield "layer_cross_gram", ops.layer_cross_gram(rows, few, offsets)
+            out = torch.zeros(n, dtype=other, device=device)
+            yield "layer_combine", ops.layer_combine(rows, offsets, coeff[:, :m].contiguous(), out)
+        yield "layer_cross_gram", ops.layer_cross_gram(rows, rows[: m // 2 + 1].clone(), offsets)
+        yield "layer_cross_gram", ops.layer_cross_gram(rows, rows, offsets, torch.tensor([m - 1, 0]))
+        for counts in (torch.uint8, torch.int16, torch.int32):
+            for where in (offsets, many):
+                past = torch.zeros(n, dtype=counts, device=device)
+                yield "puc_track", ops.puc_track(rows[0].clone(), past, 1, 2, where)[1]
+        yield "layer_gram", ops.layer_gram(rows, many)
+        rows[0, 5] = torch.inf  # sums that float32 cannot hold are summed again
+        ops.layer_gram(rows, offsets)
+        ops.layer_squares(rows, offsets)
+        ops.layer_cross_gram(rows, rows[:1].clone(), offsets)
+        ops.layer_dots(rows, rows[0].clone(), offsets)
+    if part + 1 < parts:
+        return
     for k in SOLVED:
         vectors = normal(2, k, max(1, k // 2))
         gram, online = (vectors @ vectors.mT).to(device), (k + 1) // 2
@@ -88,19 +91,19 @@ def results(device: torch.device) -> Iterator[tuple[str, Tensor]]:
         yield "project_conflicts", ops.project_conflicts((vectors @ vectors.mT).to(device), order, kept)
 
 
-def run(device: torch.device) -> dict[str, int]:
+def run(device: torch.device, part: int = 0, parts: int = 1) -> dict[str, int]:
     """How often each op was called.
 
     Raises:
         RuntimeError: something that must be finite is not, or some op was not called.
     """
     calls = dict.fromkeys(ops.backend(), 0)
-    for name, result in results(device):
+    for name, result in results(device, part, parts):
         calls[name] += 1
         if not result.isfinite().all():
             raise RuntimeError(f"call {calls[name]} of {name} gives numbers that are not finite")
     missing = [name for name, count in calls.items() if count == 0]
-    if missing:
+    if missing and parts == 1:
         raise RuntimeError(f"not called: {missing}")
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -111,7 +114,10 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_device(parser)
-    found = run(torch.device(parser.parse_args().device))
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="the I-th of N parts of the calls (default: all)")
+    arguments = parser.parse_args()
+    part, parts = map(int, arguments.part.split("/"))
+    found = run(torch.device(arguments.device), part - 1, parts)
     print("called " + ", ".join(f"{name} {count} times" for name, count in found.items()))
 
 

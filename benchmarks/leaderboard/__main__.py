@@ -131,10 +131,10 @@ def write_tables(chosen: Suite, arguments: argparse.Namespace) -> None:
     """Writes a suite's tables beside its packed file, and draws them."""
     folder, standing = arguments.out / chosen.name, standing_of(chosen, arguments.out)
     draw(standing.rows, standing.plan.methods[0], folder.with_suffix(".png"))
-    text = tables(standing, read_traffic(folder))
+    divisions = Divisions(chosen, arguments.out)
+    text = tables(standing, read_traffic(folder), divisions.alone)
     folder.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
-    divisions = Divisions(chosen, arguments.out)
     if page := divisions.page():
         divisions.folder.with_suffix(".md").write_text(page, encoding="utf-8")
         print(page)

@@ -13,19 +13,20 @@ from pathlib import Path
 
 import fl_lightning as fl
 from benchmarks.leaderboard.methods import REFERENCE, UNIFORM
-from benchmarks.leaderboard.records import finished
+from benchmarks.leaderboard.records import failed, finished
 from benchmarks.leaderboard.standing import ACCURACY, Standing, seconds_of_run
 from benchmarks.leaderboard.suites import TUNING_SEEDS, Suite
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.project import ObjectProject
 from fl_lightning.comparison.runner import Runner
+from fl_lightning.core.errors import ClientError
 from fl_lightning.report import FitRecord
 from fl_lightning.report.conclusion import LOCAL
 from fl_lightning.report.summary import MethodSummary
 
 METHODS = (REFERENCE, UNIFORM, "AFL", "FedFV", "FedMDFG", "FedLF")
 ALONE = ("Ditto, lambda 0", REFERENCE)
-"""Whose learning rate a client has alone: the first of these that the suite has."""
+"""Whose learning rate a client has alone, the first of these that the suite has; a lower one if training diverges."""
 DIVISIONS, SEEDS = 3, 1
 
 
@@ -46,12 +47,24 @@ class Divisions:
 
     def runs(self) -> Iterator[Run]:
         """All of them, a division after the other; clients alone, who take longest, come last."""
-        picked = self._suite.picked
-        alone = next((picked[name] for name in ALONE if name in picked), None)
+        picked, alone = self._suite.picked, self._rate_alone()
         rates = {name: picked.get(name, alone) for name in self.plan.methods}
         for names in (self.plan.methods[:-1], (LOCAL,)):
             for division, seed in self.plan.repetitions:
                 yield from (Run(name, rates[name], seed, division) for name in names)
+
+    def _rate_alone(self) -> float | None:
+        """The highest rate, from that of ``ALONE`` down, at which no client's training has diverged."""
+        first = next((self._suite.picked[name] for name in ALONE if name in self._suite.picked), None)
+        if first is None:
+            return None
+        diverged = {key for key, why in failed(self.folder).items() if ClientError.__name__ in why}
+        keys = {
+            rate: {Run(LOCAL, rate, seed, division).key for division, seed in self.plan.repetitions}
+            for rate in self.suite.rates
+            if rate <= first
+        }
+        return max((rate for rate, own in keys.items() if not own & diverged), default=first)
 
     @property
     def results(self) -> dict[Run, FitRecord]:
@@ -90,10 +103,16 @@ class Divisions:
         project = ObjectProject(self.suite.learner, self.suite.federate(root), self.suite.trainer, None, 0)
         strategies, done = self.suite.methods(), self.results
         runner = Runner(project, strategies, strategies[REFERENCE], self.folder, 60.0)
-        for run in self.runs():
-            if run not in done:
-                runner.carry_out(run)
-                print(f"{self.suite.name}: {run}, {seconds_of_run(finished(self.folder)[run.key]):.0f} s", flush=True)
+        while left := next((run for run in self.runs() if run not in done), None):
+            try:
+                runner.carry_out(left)
+            except ClientError as error:
+                if left.method != LOCAL or left.learning_rate == min(self.suite.rates):
+                    raise
+                print(f"{self.suite.name}: {left}: {error}; once more with a lower rate", flush=True)
+                continue
+            done[left] = finished(self.folder)[left.key]
+            print(f"{self.suite.name}: {left}, {seconds_of_run(done[left]):.0f} s", flush=True)
 
     def page(self) -> str:
         """The table and what it comes to, in Markdown; empty as long as the reference has not run on all divisions."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.leaderboard.bootstrap import Interval
 from benchmarks.leaderboard.standing import COLUMNS, OTHERS, Row, Standing, columns_of
+from benchmarks.leaderboard.suites import Suite
 from benchmarks.leaderboard.traffic import Traffic
 from fl_lightning.report.conclusion import LOCAL
 from fl_lightning.report.number_formats import duration, percent
@@ -22,12 +23,13 @@ OVERVIEW = {
 """Suites whose methods are compared in one table, and their columns."""
 
 
-def tables(standing: Standing, traffic: Mapping[str, Traffic]) -> str:
+def tables(standing: Standing, traffic: Mapping[str, Traffic], alone: MethodSummary | None = None) -> str:
     """What a suite has found so far.
 
     Args:
         standing: its finished runs.
         traffic: by method, what clients send and receive, as far as it was counted.
+        alone: what clients reach alone, if that has run.
     """
     suite, plan, rows = standing.suite, standing.plan, standing.rows
     done, failures = len(standing.results), standing.failures
@@ -46,12 +48,28 @@ def tables(standing: Standing, traffic: Mapping[str, Traffic]) -> str:
     if rows:
         parts += [
             _accuracies(rows, len(plan.learning_rates), repeated),
+            _alone(suite, alone),
             _differences(rows, repeated),
             _costs(rows, traffic),
         ]
     if standing.missing:
         parts.append(f"Not run yet: {', '.join(standing.missing)}.")
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _alone(suite: Suite, found: MethodSummary | None) -> str:
+    if suite.bounds == "local":
+        return ""  # a row of the table
+    if suite.clients_of:
+        return f"What these clients reach alone, [{suite.clients_of}]({suite.clients_of}.md) says."
+    if found is None:
+        return "What each client reaches alone has not run yet."
+    number = "one division" if found.repetitions == 1 else f"{found.repetitions} divisions"
+    return (
+        f"Alone, with as many passes as a client of every round and the learning rate {found.learning_rate:g}, clients "
+        f"reach {_figure(found.mean)} in the mean; the worst tenth {_figure(found.worst_10)}, the worst client "
+        f"{_figure(found.worst)} ({number})."
+    )
 
 
 def overview(standings: Sequence[Standing], alone: Mapping[str, MethodSummary | None]) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ class Suite:
         divisions: of the data; each runs with every seed.
         bounds: ``"local"``: the table says what each client reaches alone.
         callbacks: of its trainers.
+        clients_of: an earlier suite with the same clients, whose table says what these reach alone; its name.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Suite:
     divisions: int = 1
     bounds: Bounding = "none"
     callbacks: tuple[L.Callback, ...] = ()
+    clients_of: str = ""
 
     @property
     def plan(self) -> Plan:
@@ -186,6 +188,7 @@ SUITES: tuple[Suite, ...] = (
         partial(_images, FASHION, Pathological(100, 2), 0),
         partial(server_steps, 10),
         f"{_FASHION}; the server takes so many times a method's step, or follows it with momentum",
+        clients_of="fmnist-pat2",
     ),
     Suite(
         "fmnist-fedfv",
@@ -196,6 +199,7 @@ SUITES: tuple[Suite, ...] = (
         partial(_images, FASHION, Pathological(100, 1), 0),
         partial(arguments_of_fedfv, 10),
         _FASHION,
+        clients_of="fmnist-pat1",
     ),
     Suite(
         "adult-rates",
@@ -207,6 +211,7 @@ SUITES: tuple[Suite, ...] = (
         partial(telling_methods, 2, 1.0),
         f"{_PEOPLE}; learning rates 1, 3 and 10",
         LARGE_RATES,
+        clients_of="adult",
     ),
     Suite(
         "adapters",
@@ -225,7 +230,9 @@ SUITES: tuple[Suite, ...] = (
         bounds="local",
         callbacks=(ConflictCount(),),
     ),
-    _modules("text-rates", ", larger learning rates", "learning rates 1, 3 and 10", LARGE_RATES),
+    replace(
+        _modules("text-rates", ", larger learning rates", "learning rates 1, 3 and 10", LARGE_RATES), clients_of="text"
+    ),
 )
 
 

@@ -24,6 +24,8 @@ from benchmarks.leaderboard.suites import SUITES, suite
 from benchmarks.papers.records import read
 from benchmarks.papers.report import rewritten
 from fl_lightning.comparison.files import read_run
+from fl_lightning.comparison.runner import Runner
+from fl_lightning.core.errors import ClientError
 
 figures = pytest.importorskip("matplotlib.figure")
 
@@ -128,8 +130,9 @@ def test_the_tables_are_those_of_the_packed_runs():
         runs, failures = packed(folder), {line["run"]: "" for line in read(packed_file(folder)) if "failed" in line}
         standings.append(Standing(each, runs, failures))
         written = folder.with_suffix(".md").read_text(encoding="utf-8")
-        assert tables(standings[-1], read_traffic(folder)) == written, "python -m benchmarks.leaderboard report"
         divisions = Divisions(each, program.RESULTS)
+        written_anew = tables(standings[-1], read_traffic(folder), divisions.alone)
+        assert written_anew == written, "python -m benchmarks.leaderboard report"
         alone[each.name], table = divisions.alone, divisions.folder.with_suffix(".md")
         assert divisions.page() == (table.read_text(encoding="utf-8") if table.exists() else "")
     page = PAGE.read_text(encoding="utf-8")
@@ -249,6 +252,29 @@ def test_further_divisions_have_the_rates_of_the_suite_and_go_on(tiny, capsys):
         path.unlink()
     call("report", tiny)
     assert (tiny / "out" / "tiny-divisions.md").read_text() == page
+
+
+@pytest.mark.fit
+def test_clients_that_diverge_alone_have_a_lower_rate_all_of_them(tiny, capsys, monkeypatch):
+    call("run", tiny, "out", "--seeds", "1")
+    highest = Standing(TINY, finished(tiny / "out" / "tiny"), {}).picked[REFERENCE]
+    clients_alone = Runner._clients_alone
+
+    def diverging(self, run, folder):
+        if run.learning_rate == highest and run.division == 1:
+            raise ClientError("its update is not finite")
+        return clients_alone(self, run, folder)
+
+    monkeypatch.setattr(Runner, "_clients_alone", diverging)
+    capsys.readouterr()
+    call("divisions", tiny)
+    assert "its update is not finite; once more with a lower rate" in capsys.readouterr().out
+    alone = [run for run in Divisions(TINY, tiny / "out").results if run.method == "local only"]
+    lower = TINY.rates[TINY.rates.index(highest) - 1]
+    assert [(run.division, run.learning_rate) for run in alone] == [(k, lower) for k in range(DIVISIONS)]
+    call("report", tiny)
+    told = f"Alone, with as many passes as a client of every round and the learning rate {lower:g}, clients reach"
+    assert told in (tiny / "out" / "tiny.md").read_text()
 
 
 def test_data_whose_samples_are_drawn_are_drawn_anew(monkeypatch, tmp_path):

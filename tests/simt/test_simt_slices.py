@@ -70,6 +70,15 @@ def test_more_slices(simt, borders):
     check(lambda at, own, n: simt.puc_track(rows[0, at].clone(), counts[at].clone(), 1, 2, own, n)[1], offsets, borders)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.half])
+def test_dots_of_more_rows_than_a_block_takes(simt, dtype):
+    """Rows of the second block begin at another alignment than those of the first, in shares they do not."""
+    offsets = offsets_of([2 * WIDTH, 501])
+    rows = gaussian(10, 2 * WIDTH + 501, dtype)
+    step = rows[3] + rows[4]
+    check(lambda at, own, n: simt.layer_dots(rows[:, at].clone(), step[at].clone(), own, n), offsets, range(3))
+
+
 @pytest.mark.parametrize("m", [4, 18])
 def test_what_float32_cannot_sum(simt, m):
     """The chunks that need it are summed again in float64, each by itself."""

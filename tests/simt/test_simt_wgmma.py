@@ -92,9 +92,13 @@ def test_cross_gram(hopper, m, h, dtype):
     check_whole_numbers(hopper.layer_cross_gram(rows, others, OFFSETS), rows, others)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layout", range(len(LAYOUTS)))
-def test_rows_anywhere_in_memory(hopper, layout):
-    rows = whole_numbers(34, layout=layout)
+def test_rows_anywhere_in_memory(hopper, layout, dtype):
+    rows = whole_numbers(34).to(dtype)
+    lead, pad = LAYOUTS[layout]
+    wide = torch.full((34, lead + rows.shape[1] + pad), torch.nan, dtype=dtype)
+    rows = wide[:, lead : lead + rows.shape[1]].copy_(rows)
     check_whole_numbers(hopper.layer_gram(rows, OFFSETS), rows)
 
 
@@ -162,16 +166,27 @@ def test_same_bits_under_every_schedule(kernels, m):
         kernels.capability(8)
 
 
-@pytest.mark.parametrize("m", [34, 66])
-def test_columns_may_be_divided(hopper, m):
-    """Slices in memory of their own, whose addresses are others."""
+@pytest.mark.parametrize(("m", "dtype"), [(34, torch.float32), (66, torch.float32), (11, torch.bfloat16)])
+def test_columns_may_be_divided(hopper, m, dtype):
+    """Slices in memory of their own, whose addresses are others: there no row of 16 bits begins at an odd one."""
     offsets = offsets_of([1, 8292, 0, 7892, 300])
-    rows, n = normal(m, 16485), 16485
+    rows, n = normal(m, 16485).to(dtype), 16485
     spans = [(0, 8192), (8192, 16384), (16384, n)]
     parts = (hopper.layer_gram(rows[:, a:b].clone(), offsets.clamp(a, b) - a, n) for a, b in spans)
     whole = hopper.layer_gram(rows, offsets, n)
     assert torch.equal(add_tree(spans, parts, n), whole)
     assert relative(whole, rows, offsets).max() <= 3e-7
+
+
+def test_columns_of_two_matrices_may_be_divided(hopper):
+    offsets, n = offsets_of([9000, 485]), 9485
+    rows, others = normal(3, n).to(torch.bfloat16), normal(5, n, seed=1).to(torch.bfloat16)
+    spans = [(0, 8192), (8192, n)]
+    parts = (
+        hopper.layer_cross_gram(rows[:, a:b].clone(), others[:, a:b].clone(), offsets.clamp(a, b) - a, n)
+        for a, b in spans
+    )
+    assert torch.equal(add_tree(spans, parts, n), hopper.layer_cross_gram(rows, others, offsets, n))
 
 
 def test_others_that_are_not_finite(hopper):
@@ -181,13 +196,9 @@ def test_others_that_are_not_finite(hopper):
     torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-5, atol=1e-5)
 
 
-# The last one: rows of 16 bits at addresses that copies of 4 bytes do not reach.
-@pytest.mark.parametrize(
-    ("m", "dtype", "lead"),
-    [(16, torch.float32, 0), (129, torch.float32, 0), (10, torch.bfloat16, 0), (33, torch.float16, 1)],
-)
-def test_other_rows_have_another_kernel(hopper, m, dtype, lead):
-    rows, offsets = normal(m, 400 + 2 * lead).to(dtype)[:, lead : 400 + lead], offsets_of([400])
+@pytest.mark.parametrize(("m", "dtype"), [(16, torch.float32), (129, torch.float32), (10, torch.bfloat16)])
+def test_other_rows_have_another_kernel(hopper, m, dtype):
+    rows, offsets = normal(m, 400).to(dtype), offsets_of([400])
     got = hopper.layer_gram(rows, offsets)
     assert torch.equal(got, hopper.capability(8).layer_gram(rows, offsets))
 

@@ -77,13 +77,13 @@ struct Source {
       if (k * kApart < left) function(k, row);
     }
   }
-  // Sends for them, or brings them where a part lies outside of the item, which then is 0: start and stop are where it
-  // begins and ends, by the distance from these 16 bytes.
+  // Sends for them, or brings them where a part lies outside of the item, which then is 0, or begins at an odd address:
+  // start and stop are where the item begins and ends, by the distance from these 16 bytes.
   template <class Shared>
   __device__ void fetch(Shared to, bool inside, int start, int stop) {
     if (inside && width == 16) {
       each([&](int k, const T* row) { COPY_ASYNC_16(to + k * kApart * kSpan, row); });
-    } else if (0 < start || stop < kRun<T>) {
+    } else if (width < 4 || 0 < start || stop < kRun<T>) {
       each([&](int k, const T* row) {
         Run<T> run;
         run.load_part(row, start, stop);
@@ -362,17 +362,12 @@ void with_wgmma(std::int64_t rows, std::int64_t others, F&& function) {
 
 constexpr std::int64_t kMostWgmmaRows = 128;
 
-// Whether there is a kernel for these rows, it is compiled for this device, and copies of 4 bytes can bring the rows.
+// Whether there is a kernel for these rows, and it is compiled for this device. Where rows lie is no matter: a process
+// that holds some of the columns has them at other addresses, and must find the same bits.
 template <bool kSymmetric>
 bool suits_wgmma(const Matrix& a, const Matrix& b, std::int64_t least) {
   if (a.dtype != b.dtype || wide(a) || a.rows < least || a.rows > kMostWgmmaRows) return false;
   if (b.rows > (kSymmetric ? kMostWgmmaRows : kWarpgroupRows)) return false;
-  if (a.dtype != DType::f32) {
-    const auto odd = [](const Matrix& x) {
-      return (reinterpret_cast<std::uintptr_t>(x.data) % 4 != 0 || (x.rows > 1 && x.stride % 2 != 0));
-    };
-    if (odd(a) || odd(b)) return false;
-  }
   bool found = false;
   with_type(a.dtype, [&](auto zero) {
     using T = decltype(zero);

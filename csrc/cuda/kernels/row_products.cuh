@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kRowThreads, kResident<T, kRows>)
   if (skips(item)) return;
   const T* own = rows + first_row * stride;
   const std::int64_t count = left < each ? left : each;
-  const std::int64_t first = kOwn ? item.start / kRun<T> * kRun<T> : aligned_start(own, item.start);
+  const std::int64_t first = kOwn ? item.start / kRun<T> * kRun<T> : aligned_start(rows, item.start);
   const int width = vector_width(own, stride, first), step_width = kOwn ? 0 : vector_width(step, 0, first);
   constexpr int kApart = kRowThreads * kRun<T>;
 
