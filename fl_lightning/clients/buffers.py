@@ -118,7 +118,7 @@ class BufferBank:
         Raises:
             ValueError: buffers appeared, vanished, or changed shape or dtype during local training.
         """
-        has_any = bool(self.names) or next(self._module.buffers(), None) is not None
+        has_any = bool(self.names) or any(part._buffers for part in self._module.modules())
         persistent = _buffers_of(self._module)[0] if has_any else []
         before = {name: _kind(self._found[name].value) for name in self.names}
         after = {buffer.name: _kind(buffer.value) for buffer in persistent}

@@ -113,7 +113,7 @@ class ClientRunner:
         eager = EagerGradients(self._calls, self.hooks, optimizer)
         if not self._options.planned_steps or self.global_params.device.type != "cpu":
             return optimizer, eager
-        self.plans = PlannedGradients(self._calls, self.hooks, eager, self._binding.parameters)
+        self.plans = PlannedGradients(eager, self._binding.parameters)
         return optimizer, self.plans
 
     @property

@@ -55,10 +55,9 @@ class FastSGD:
         torch._C._set_grad_enabled(False)  # torch.no_grad() takes as long as the step of a small layer
         try:
             for group in groups:
-                params, grads = group["params"], [parameter.grad for parameter in group["params"]]
-                if any(grad is None for grad in grads):
+                params, grads = group["params"], [g for p in group["params"] if (g := p.grad) is not None]
+                if len(grads) < len(params):
                     params = [parameter for parameter in params if parameter.grad is not None]
-                    grads = [parameter.grad for parameter in params]
                 if not params:
                     continue
                 if group["weight_decay"] != 0:

@@ -96,13 +96,14 @@ class LocalTrainer:
 
 
 def _weighted_mean(losses: list[Tensor], sizes: list[int]) -> Tensor:
-    # Once per client: adding up after every step would cost two more operations in each.
+    # Once per client: adding up after every step would cost two more operations in each. Half precision has no room for
+    # a sum over a client's samples.
+    if all(loss.device.type == "cpu" for loss in losses):
+        total = sum(loss.item() * size for loss, size in zip(losses, sizes, strict=True))
+        kind = losses[0].dtype
+        return torch.tensor(total / sum(sizes), dtype=kind if kind.itemsize > 2 else torch.float32)
     wide = torch.stack(losses)
-    # Half precision has no room for a sum over a client's samples.
     wide = wide if wide.dtype.itemsize > 2 else wide.float()
-    if wide.device.type == "cpu":
-        total = sum(loss * size for loss, size in zip(wide.tolist(), sizes, strict=True))
-        return torch.tensor(total / sum(sizes), dtype=wide.dtype)
     return (wide * torch.tensor(sizes, dtype=wide.dtype, device=wide.device)).sum() / sum(sizes)
 
 
@@ -205,14 +206,16 @@ class EagerGradients(LossGradients):
     """Computes them as a loop written by hand does: ``training_step``, ``zero_grad``, ``backward``."""
 
     def __init__(self, calls: ModuleCalls, hooks: ClientHooks, optimizer: FastSGD) -> None:
-        self._calls, self._hooks, self.optimizer = calls, hooks, optimizer
+        self.calls, self.hooks, self.optimizer = calls, hooks, optimizer
 
     def __call__(self, batch: Any, index: int) -> Tensor | None:
         """See :class:`LossGradients`."""
-        loss = self._calls.training_loss(batch, index)
-        if loss is not None:
-            loss = self._hooks.add_loss_term(loss, batch)
-        return self.differentiate(loss)
+        return self.differentiate(self.loss(batch, index))
+
+    def loss(self, batch: Any, index: int) -> Tensor | None:
+        """The module's loss of a batch with the client rule's term."""
+        loss = self.calls.training_loss(batch, index)
+        return loss if loss is None else self.hooks.add_loss_term(loss, batch)
 
     def differentiate(self, loss: Tensor | None) -> Tensor | None:
         """Leaves the gradients of a loss in the parameters; ``None`` leaves no gradients there."""

@@ -50,9 +50,10 @@ class OptimizerState:
         optimizer.state.clear()  # in place: wrappers hold on to it
         for key, value in self._initial.items():
             optimizer.state[key] = self._copied(value)
-        for name in self._present().keys() - self._attributes.keys():
-            delattr(optimizer, name)
-        vars(optimizer).update(self._copied(self._attributes))
+        if not self._is_torch:
+            for name in self._present().keys() - self._attributes.keys():
+                delattr(optimizer, name)
+            vars(optimizer).update(self._copied(self._attributes))
         for group, options in zip(optimizer.param_groups, self.options, strict=True):
             for name in group.keys() - options.keys() - {"params"}:
                 del group[name]
@@ -159,8 +160,13 @@ def _is_plain(value: Any, shared: Mapping[int, Any], storable: bool) -> bool:
 
 def group_options(group: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a parameter group without its parameters."""
-    own = {name: value for name, value in group.items() if name != "params"}
-    return {n: v.clone() if isinstance(v, Tensor) else copy.deepcopy(v) for n, v in own.items()}
+    return {name: _own(value) for name, value in group.items() if name != "params"}
+
+
+def _own(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):  # copy.deepcopy takes many times as long
+        return value
+    return value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
 
 
 def _moved(value: Any, device: torch.device | None, scalars: bool = False) -> Any:

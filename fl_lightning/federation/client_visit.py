@@ -53,7 +53,6 @@ class Visit(OneDevice):
         kept: what it keeps if the round counts.
         loss: what was measured.
         side: the clients' side of the fit.
-        stays: what of the module cannot travel: why, by attribute.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Visit(OneDevice):
         self._upload: Upload | None = None
         self.sent: ClientMessage | None = None
         self.kept: dict[str, Any] = {}
-        self.loss, self.stays = float("nan"), dict[str, str]()
+        self.loss = float("nan")
         self._knows_clock = True
         # Which values are good, the server knows or guesses, for all clients alike.
         self._evaluator = Evaluator(self, options.algorithm, options.client_rule, options.seed, report=None)
@@ -260,11 +259,7 @@ class Visit(OneDevice):
     def finish(self) -> None:
         """The round is over, and so are the module's hooks."""
         if self.sent is not None:
-            left, self.stays = self._module.left()
-            withholds = self._options.client_rule.withholds
-            if left and withholds is not None:
-                left, self.stays = {}, {"all of it": withholds}
-            self.sent = altered(self.sent, left=left)
+            self.sent = altered(self.sent, left=self._module.left(self._options.client_rule.withholds))
 
     def states(self) -> Mapping[str, Any]:
         """Nothing: nobody writes checkpoints here."""

@@ -34,7 +34,7 @@ from fl_lightning.fit.checks import paired_client_rule
 from fl_lightning.fit.client_options import CLIENT_CHECKS, ClientOptions
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.inspection import accumulation, is_overridden
-from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer, rank_zero_warn
+from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer
 from fl_lightning.lightning.optimizers import configured_optimizers
 from fl_lightning.lightning.quiet import quiet
 
@@ -253,7 +253,7 @@ class FederatedClient:
     def _visit(self, message: ServerMessage | Mapping[str, Any], work: Work) -> Visit:
         message = read(ServerMessage, message)
         before = self._kept.settle(message.counted) if self._keeps and work != "loss" else None
-        with AwayModule(self._module, message.module) as module, quiet():
+        with AwayModule(self._module, message.module, self._said) as module, quiet():
             visit = Visit(self._options, self.client_id, self._num_clients, message, before, module, work)
             if work in ("val", "test"):
                 trainer = self._trainer_with(visit)
@@ -265,17 +265,7 @@ class FederatedClient:
                 trainer.fit(self._module, self._data)
         if visit.sent is not None and self._keeps:
             self._kept.put(message.round, visit.kept)
-        self._say(visit.stays)
         return visit
-
-    def _say(self, stays: Mapping[str, str]) -> None:
-        new = {name: why for name, why in stays.items() if name not in self._said}
-        self._said |= new.keys()
-        if new:
-            rank_zero_warn(
-                f"what a client leaves in {type(self._module).__name__} stays at the client, and begins anew in every "
-                f"round, where no message can hold it: {'; '.join(f'{name} ({why})' for name, why in new.items())}"
-            )
 
 
 class _Everything(Partition):

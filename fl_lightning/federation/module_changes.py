@@ -17,6 +17,7 @@ from fl_lightning.core.modules import submodules
 from fl_lightning.federation.door import STATE_BYTES, MisfitError, said
 from fl_lightning.federation.plain_values import Reader, StaysError, Writer, is_own_name
 from fl_lightning.lightning.metric_state import MetricShare, joins_clients
+from fl_lightning.lightning.module.generators import GENERATORS
 from fl_lightning.lightning.module.kept_objects import Added, Kept, Names
 from fl_lightning.lightning.module.object_state import ObjectState
 
@@ -67,8 +68,8 @@ def _classes_beside(kind: type) -> dict[str, type]:
 
 def written(
     left: Left, places: Places, classes: Mapping[str, type], attributes: Collection[str] | None = None
-) -> tuple[dict[str, Any], dict[str, str]]:  # fmt: skip
-    """What was changed, as plain values, and what of it cannot travel: why, by attribute.
+) -> tuple[dict[str, Any], dict[str, str], dict[str, int]]:  # fmt: skip
+    """What was changed, as plain values; why what stays cannot travel, and how many values others hold, by attribute.
 
     Args:
         left: what was changed.
@@ -77,7 +78,8 @@ def written(
         attributes: those that the reader has objects of, too; ``None``: all. Others travel as a whole.
     """
     names, stays = {id(kept): name for name, kept in places.kept.items()}, dict[str, str]()
-    tasks: list[tuple[str, list[Any], Callable[[list[Any]], object]]] = []
+    tasks: list[tuple[str, list[Any], Callable[[list[Any]], object], int | None]] = []
+    gathered = Counter[str]()
     bound: dict[str, tuple[dict[str, Any], list[str]]] = {}
     changes, metrics = list[list[Any]](), list[list[Any]]()
     for kept, change in left.changes:
@@ -95,27 +97,33 @@ def written(
             gone += change[1]
         else:
             form, values = ("added", change.items) if isinstance(change, Added) else ("whole", [change])
-            tasks.append((kept.name, values, partial(_append, changes, name, form)))
+            count = None if isinstance(kept.value, GENERATORS) else len(values) * (form == "added")
+            tasks.append((kept.name, values, partial(_append, changes, name, form), count))
     for name, (own, gone) in bound.items():
         owner, holder = places.kept[name].name, places.kept[name].value
         pairs: list[Any] = []
         changes.append([name, "names", pairs, [key for key in gone if is_own_name(holder, key)]])
         for key, value in own.items():
             if is_own_name(holder, key):
-                tasks.append((f"{owner}.{key}" if owner else key, [key, value], pairs.extend))
+                tasks.append((f"{owner}.{key}" if owner else key, [key, value], pairs.extend, 0))
     known = {id(metric): name for name, metric in places.state.metrics.items()}
     for metric, share in left.metrics:
         if share.updates:
             name, states = known[id(metric)], [part for pair in share.state.items() for part in pair]
-            tasks.append((name, states, partial(_append, metrics, name, share.updates)))
+            count = 0 if any(isinstance(state, list) for state in share.state.values()) else None  # of samples
+            tasks.append((name, states, partial(_append, metrics, name, share.updates), count))
     writer = Writer({id(v): name for name, v in places.known.items() if _is_common(name, attributes)}, classes)
-    for attribute, values, take in sorted(tasks, key=lambda task: sum(map(_weight, task[1]))):  # the largest may stay
+    tasks.sort(key=lambda task: sum(map(_weight, task[1])))  # the largest may stay
+    for attribute, values, take, count in tasks:
+        before = writer.gathered
         try:
             take(writer.tried(values))
-        except StaysError as reason:  # noqa: PERF203 - once per attribute
+            gathered[attribute] += 0 if count is None else count + writer.gathered - before
+        except StaysError as reason:
             stays[attribute] = str(reason)
     changes = [change for change in changes if change[1] != "names" or change[2] or change[3]]
-    return ({"nodes": writer.nodes, "changes": changes, "metrics": metrics} if changes or metrics else {}), stays
+    plain = {"nodes": writer.nodes, "changes": changes, "metrics": metrics} if changes or metrics else {}
+    return plain, stays, {attribute: count for attribute, count in gathered.items() if count}
 
 
 def _append(entries: list[Any], name: str, more: Any, written: list[Any]) -> None:

@@ -24,10 +24,17 @@ _SAID = 32
 
 
 class AwayModule:
-    """A client's module, while the client does what a message asks for."""
+    """A client's module, while the client does what a message asks for.
 
-    def __init__(self, module: LightningModule, plain: Mapping[str, Any]) -> None:
-        self._module, self._plain = module, plain
+    Args:
+        module: the module.
+        plain: what the server has sent of its own.
+        said: what was said of earlier visits, and is not said again.
+    """
+
+    def __init__(self, module: LightningModule, plain: Mapping[str, Any], said: set[str]) -> None:
+        self._module, self._plain, self._said = module, plain, said
+        self._stays, self._gathered = dict[str, str](), dict[str, int]()
         self._outer, self._visit = ModuleVisits(module), ModuleVisits(module)
 
     def __enter__(self) -> AwayModule:
@@ -35,8 +42,23 @@ class AwayModule:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """The module is as it was."""
+        """The module is as it was; what leaves the client is said before anybody can send it."""
         self._outer.put_back()
+        kind = type(self._module).__name__
+        self._say(
+            f"what a client leaves in {kind} stays at the client, and begins anew in every round, where no message can "
+            "hold it", self._stays,
+        )  # fmt: skip
+        self._say(
+            f"what training gathers in {kind} goes to the server, and from there to other clients, unless "
+            "on_train_epoch_end empties it", {name: f"{count} values" for name, count in self._gathered.items()},
+        )  # fmt: skip
+
+    def _say(self, words: str, found: Mapping[str, str]) -> None:
+        new = {name: why for name, why in found.items() if f"{name}: {words}" not in self._said}
+        self._said |= {f"{name}: {words}" for name in new}
+        if new:
+            rank_zero_warn(f"{words}: {'; '.join(f'{name} ({why})' for name, why in new.items())}")
 
     def take(self) -> None:
         """The hooks before the first round have run: the module becomes what the server's is.
@@ -51,21 +73,26 @@ class AwayModule:
                 kept.apply(change)
         self._visit.begin()
 
-    def left(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """What was changed since, and what of it stays here: why, by attribute."""
+    def left(self, withholds: str | None = None) -> dict[str, Any]:
+        """What was changed since; nothing if there is a reason to withhold it."""
         left, state = self._visit.end(), self._visit.looked
         alone = {name: f"a {kind}" for name, kind in state.alone.items()}
         alone |= dict.fromkeys(left.ran_on, "a metric whose states cannot be joined")
         if not (left.changes or left.metrics):
-            return {}, alone
+            self._stays = alone
+            return {}
         before = Places(self._module, self._outer.looked)
         attributes = set(before.attributes)
         for name, form, *parts in self._plain.get("changes", ()):
             if form == "names":
                 owner = name.partition("#")[0]
                 attributes |= {f"{owner}.{key}" if owner else key for key in parts[0][::2]}
-        plain, stays = written(left, Places(self._module, state), before.classes, attributes)
-        return plain, alone | stays
+        plain, stays, gathered = written(left, Places(self._module, state), before.classes, attributes)
+        if plain and withholds is not None:
+            self._stays = {"all of it": withholds}
+            return {}
+        self._stays, self._gathered = alone | stays, gathered
+        return plain
 
 
 class HomeModule:
@@ -86,7 +113,7 @@ class HomeModule:
         left = Left([(kept, kept.change()) for kept in state.changed()])
         found = state.metrics.values() if metrics else ()
         left.metrics.extend((metric, MetricShare.of(metric)) for metric in found if joins_clients(metric))
-        plain, stays = written(left, self._first, self._first.classes)
+        plain, stays, _ = written(left, self._first, self._first.classes)
         for name, why in stays.items():
             self._forget(name)
             self._say(name, f"{name!r} begins anew at every client: {why}")

@@ -59,6 +59,9 @@ class Writer:
 
     Attributes:
         nodes: what has been written.
+        entries: values in it.
+        nbytes: of tensors in it.
+        gathered: values in tensors, arrays and containers, single numbers apart.
     """
 
     def __init__(self, known: Mapping[int, str], classes: Mapping[str, type]) -> None:
@@ -67,7 +70,7 @@ class Writer:
         self._written: list[Any] = []
         self._at: dict[int, int] = {}
         self._open: set[int] = set()
-        self.entries = self.nbytes = 0
+        self.entries = self.nbytes = self.gathered = 0
 
     def tried(self, values: Iterable[Any]) -> list[Any]:
         """Writes values, all or none of them.
@@ -133,7 +136,10 @@ class Writer:
         if isinstance(value, (np.ndarray, np.generic)):
             if value.dtype.kind not in "biufc" or kind.__module__ != "numpy":
                 raise StaysError(f"an array of {value.dtype}")
+            self.gathered += value.size if value.ndim else 0
             return ["ndarray", value.dtype.str, list(value.shape), self._bytes(value.tobytes()), name != "ndarray"]
+        if kind in _LISTS.values() or kind in _MAPPINGS.values() or kind in (deque, defaultdict):
+            self.gathered += len(value)
         if kind in _LISTS.values():
             return [name, self._all(value)]
         if kind is deque:
@@ -164,6 +170,7 @@ class Writer:
         sparse = value.layout != torch.strided
         plain = value.detach().to_dense() if sparse else value.detach()
         self._count(0, plain.nbytes)
+        self.gathered += plain.numel() if plain.dim() else 0
         return ["sparse" if sparse else "tensor", plain.cpu().contiguous(), away]
 
     def _bytes(self, value: bytes | bytearray) -> Tensor:

@@ -56,7 +56,12 @@ class MetricState:
         self.metric._forward_cache = self._value
 
     def merge_back(self) -> None:
-        """Adds the saved state to what the metric has accumulated since."""
+        """Adds the saved state to what the metric has accumulated since.
+
+        torchmetrics' ``merge_state`` came with 1.6, refuses metrics of people's own that do not say
+        ``full_state_update=False`` and all that look for the largest value, and weighs a mean as if one side were one
+        update.
+        """
         metric = self.metric
         since, updates = read_state(metric), metric._update_count
         for name, before in self._state.items():

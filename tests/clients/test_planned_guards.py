@@ -112,7 +112,7 @@ def test_hooks_are_run(caplog):
     eager, planned, said = both(caplog, Watched)
     agree(eager, planned)
     assert len(planned.module.seen) == len(eager.module.seen) > 0
-    assert said == ["Local steps: eager, because net.0 has hooks"]
+    assert said == ["Local steps: eager from now on, because net.0 has hooks"]
 
 
 class OwnLog(Classifier):
@@ -132,7 +132,7 @@ def test_a_log_of_the_modules_own_is_called_in_the_step(caplog):
     eager, planned, said = both(caplog, OwnLog)
     agree(eager, planned)
     assert len(said) == 1
-    assert "eager, because self.log is the module's own" in said[0]
+    assert "eager from now on, because self.log is the module's own" in said[0]
 
 
 class FreshTensor(ClientRule):

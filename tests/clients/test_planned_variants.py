@@ -194,6 +194,12 @@ def sparse(module, x, y):
     return F.embedding(y, module.table, sparse=True).square().sum()
 
 
+def logged_item(module, x, y):
+    loss = F.cross_entropy(module.net(x), y)
+    module.log("loss", loss.item())
+    return loss
+
+
 def counted(module, x, y):
     module.count += 1
     return F.cross_entropy(module.net(x), y) * module.count
@@ -248,6 +254,7 @@ PLANNED = {
 }  # fmt: skip
 REFUSED = {
     "item": (item, "TorchDynamo cannot follow"),
+    "logged item": (logged_item, "_local_scalar_dense"),
     "branch": (branch, "TorchDynamo cannot follow"),
     "picked": (picked, ""),
     "with a graph": (graph_kept, "keeps tensors with their graphs"),
@@ -331,7 +338,7 @@ def trained(step, plan, steps=STEPS):
     torch.manual_seed(2), random.seed(2), np.random.seed(2)
     fast = FastSGD(optimizer)
     calls, hooks = Calls(module), Hooks()
-    calls = PlannedGradients(calls, hooks, EagerGradients(calls, hooks, fast), parameters)
+    calls = PlannedGradients(EagerGradients(calls, hooks, fast), parameters)
     calls.announce = said.append
     calls.begin_visit()
     losses = []

@@ -13,13 +13,14 @@ import torch
 from by_hand import wired
 from support import quiet_trainer, reload
 from torch.utils.data import DataLoader, Subset, TensorDataset
-from torchmetrics import SumMetric
+from torchmetrics import CatMetric, SumMetric
 from visit_variants import VARIANTS, WIDTH, Together
 
 import fl_lightning as fl
 from fl_lightning.federation.module_state import AwayModule
 from fl_lightning.federation.plain_values import Reader, StaysError, Writer
 
+pytestmark = pytest.mark.filterwarnings("ignore:what training gathers in (Together|Gathers) goes to the server")
 PARTS = torch.arange(44).split([12, 9, 23])
 STAYS = {"adds_a_hook_once", "replaces_a_hidden_teacher"}
 """Variants that keep something that no message holds."""
@@ -214,6 +215,48 @@ def test_what_grows_without_end_begins_anew(monkeypatch):
     assert server.module.count == 18
 
 
+class Hoards(L.LightningModule):
+    """Gathers in every way, some of it until the epoch is over."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(WIDTH))
+        self.outputs, self.losses, self.of_epoch, self.bank = [], deque(maxlen=30), [], torch.zeros(4)
+        self.count, self.last, self.loss, self.dice = 0, None, torch.zeros(()), torch.Generator()
+        self.cat, self.sum = CatMetric(), SumMetric()
+
+    def training_step(self, batch, batch_idx):
+        loss = (batch[0] @ self.w - batch[1]).square().mean()
+        self.outputs.append({"x": batch[0], "size": len(batch[0])})
+        self.losses.append(loss.item())
+        self.of_epoch.append(batch[1])
+        self.bank[batch_idx] = batch[1][0]
+        self.seen = torch.cat([getattr(self, "seen", torch.zeros(0)), batch[1]])
+        self.count, self.last, self.loss = self.count + 1, "text", loss.detach()
+        torch.rand(3, generator=self.dice)
+        self.cat.update(batch[1]), self.sum.update(1)
+        return loss
+
+    def on_train_epoch_end(self):
+        self.of_epoch.clear()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+def test_what_training_gathers_is_named_once_before_it_is_sent():
+    """Of client 0, with 12 samples in two batches."""
+    clients = made(Hoards)[1]
+    message = fl.ServerMessage(0, torch.zeros(WIDTH))
+    with pytest.warns(UserWarning, match="what training gathers in Hoards goes to the server") as said:
+        clients[0].train(message)
+    (words,) = [str(one.message) for one in said if "what training gathers" in str(one.message)]
+    found = dict(part.split()[-3:-1] for part in words.split(";"))
+    counts = {"outputs": 2 + 2 * 2 + 12 * WIDTH, "losses": 2, "bank": 4, "seen": 12, "cat": 2 + 12}
+    assert found == {name: f"({count}" for name, count in counts.items()}
+    clients[0].train(message)  # any warning is an error
+
+
 @pytest.mark.skipif(find_spec("dp_accounting") is None, reason="needs dp-accounting")
 def test_nothing_of_the_module_is_sent_where_privacy_does_not_cover_it():
     module, private = Gathers(), fl.algorithms.DifferentialPrivacy(1.0, 1.0, "local", seed=0)
@@ -302,7 +345,7 @@ def test_nothing_that_a_client_says_of_the_module_ends_a_federation():
             record = server.close_round({**answers, 2: {**answers[2], **fields}})
             ends[2 in record.dropped] += 1
             server.open_round()
-            with AwayModule(honest, server.message(0).module) as module:
+            with AwayModule(honest, server.message(0).module, set()) as module:
                 module.take()
             assert all(name in VARIANTS for name in honest.parts), case
     assert min(ends[True], ends[False]) > 0

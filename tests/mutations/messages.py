@@ -31,6 +31,8 @@ away = In(
     "tests/federation/test_module_state.py -k 'lists_and_metrics or gets_its or lies or evaluated or grows'",
 )
 changes = In("fl_lightning/federation/module_changes.py", away.tests)
+names = In("fl_lightning/federation/module_state.py", "tests/federation/test_module_state.py -k named_once")
+counts = In("fl_lightning/federation/module_changes.py", names.tests)
 values = In(
     "fl_lightning/federation/plain_values.py",
     "tests/federation/test_module_state.py -k 'bits or lies or said or leaves_nothing'",
@@ -53,7 +55,15 @@ MUTATIONS = [
         "                kept.apply(change)\n            finally",
         "                pass\n            finally",
     ),
-    changes("the first that is too large stays", "sorted(tasks, key=lambda task: sum(map(_weight, task[1])))", "tasks"),
+    changes(
+        "the first that is too large stays", "    tasks.sort(key=lambda task: sum(map(_weight, task[1])))", "    pass"
+    ),
+    counts(
+        "what training gathers is sent without a word",
+        "            gathered[attribute] += 0 if count is None else count + writer.gathered - before\n",
+        "",
+    ),
+    names("what was said is said again", 'if f"{name}: {words}" not in self._said', "if True"),
     away("what is too large grows on", "            self._forget(name)\n", ""),
     values("a client may hide methods", "return not callable(found) and", "return"),
     values("a client may hide parameters", "owner._parameters, ", ""),

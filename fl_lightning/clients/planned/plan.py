@@ -10,20 +10,16 @@ from torch import Tensor, fx, nn
 
 from fl_lightning.clients.planned.program import CannotPlanError, program_of, with_gradients
 
-_COMPARED = ("what a step returns or logs", "a gradient", "a tensor that a step changes", "the random generator")
-
 
 class Plan:
-    """Computes a loss and its gradients; called with the inputs of the graph. The first call is compared.
+    """Computes a loss and its gradients; called with the inputs of the graph.
 
     Attributes:
-        size: operations of a call.
         gradients: of the last call, one per parameter.
-        wrong: what was not the same as PyTorch's, in words.
         last: inputs of the last call; ``None`` once it was compared.
 
     Raises:
-        CannotPlanError: the graph cannot be repeated.
+        CannotPlanError: the graph cannot be repeated, or not with the same bits.
     """
 
     def __init__(self, graph: fx.GraphModule, inputs: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> None:
@@ -37,49 +33,38 @@ class Plan:
                 raise CannotPlanError(f"it computes with a {type(value).__name__} from outside")
             if value.requires_grad and id(value) not in own:
                 raise CannotPlanError("it needs the gradient of a tensor that no optimizer holds")
-        self._graph = graph
-        self._program, self.size, places = program_of(graph, inputs)
-        order = {id(inputs[place]): number for number, place in enumerate(places)}
-        self._places = [order.get(id(parameter)) for parameter in parameters]
-        self.gradients: list[Tensor | None] = []
-        self.wrong: str | None = None
-        self.last: tuple[Tensor, ...] | None = None
-        self._begun = False
+        self._graph, self._no_grad = graph, torch.no_grad()
+        places = {id(value): place for place, value in enumerate(inputs)}
+        self._wanted = [places.get(id(parameter)) for parameter in parameters]
+        self._program = program_of(graph, inputs, self._wanted)
+        self.gradients: Sequence[Tensor | None] = ()
+        self.last: Sequence[Tensor] | None = inputs
+        self.compare()
 
     def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
         """What the graph returns, without its own graph."""
-        if self._begun:
-            self.last = inputs
-            with torch.no_grad():
-                results: tuple[Sequence[Tensor], Sequence[Tensor]] = self._program(*inputs)
-        else:
-            self._begun = True
-            results = self.compare(inputs)
-        returned, found = results
-        self.gradients = [None if place is None else found[place] for place in self._places]
-        return returned
+        self.last = inputs
+        with self._no_grad:
+            returned, self.gradients = self._program(*inputs)
+        return returned  # type: ignore[no-any-return]
 
-    def compare(self, inputs: Sequence[Tensor], keep: bool = True) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Runs the program and then PyTorch, notes in :attr:`wrong` what differs, and gives PyTorch's results.
+    def compare(self) -> None:
+        """Computes the last call by the program and by PyTorch; changes nothing.
 
-        Args:
-            inputs: as for a call.
-            keep: False puts back all that PyTorch has changed.
+        Raises:
+            CannotPlanError: they differ.
         """
+        inputs, self.last = self.last or (), None
         before, state = [tensor.detach().clone() for tensor in inputs], torch.get_rng_state()
         with torch.no_grad():
-            returned, found = self._program(*inputs)
-        ours = (returned, [g.clone() for g in found], [t.detach().clone() for t in inputs], [torch.get_rng_state()])
+            returned, gradients = self._program(*inputs)
+        ours = [t if t is None else t.detach().clone() for t in (*returned, *gradients, *inputs, torch.get_rng_state())]
         _put_back(inputs, before, state)
-        returned, gradients = with_gradients(self._graph, inputs)
-        found = [gradient.clone(memory_format=torch.contiguous_format) for gradient in gradients.values()]
-        theirs = (returned, found, [tensor.detach() for tensor in inputs], [torch.get_rng_state()])
-        for name, mine, right in zip(_COMPARED, ours, theirs, strict=True):
-            if len(mine) != len(right) or not all(map(_same_bits, mine, right)):
-                self.wrong = self.wrong or f"{name} from a plan would differ from PyTorch's"
-        if not keep:
-            _put_back(inputs, before, state)
-        return returned, found
+        returned, found = with_gradients(self._graph, inputs)
+        same = all(map(_same_bits, ours, (*returned, *map(found.get, self._wanted), *inputs, torch.get_rng_state())))
+        _put_back(inputs, before, state)
+        if not same:
+            raise CannotPlanError("what a plan computes would differ from PyTorch's bits")
 
 
 def _put_back(tensors: Sequence[Tensor], before: Sequence[Tensor], state: Tensor) -> None:
@@ -89,8 +74,7 @@ def _put_back(tensors: Sequence[Tensor], before: Sequence[Tensor], state: Tensor
     torch.set_rng_state(state)
 
 
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(a.dtype.itemsize, torch.uint8)
-    return torch.equal(*(tensor.detach().contiguous().view(-1).view(kind) for tensor in (a, b)))
+def _same_bits(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+        return a is b
+    return torch.equal(*(tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in (a, b)))

@@ -12,24 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
-from fl_lightning.clients.client_hooks import ClientHooks
 from fl_lightning.clients.fast_sgd import FastSGD
 from fl_lightning.clients.local_training import EagerGradients, LossGradients
-from fl_lightning.clients.module_calls import ModuleCalls
 from fl_lightning.clients.planned.plan import Plan
 from fl_lightning.clients.planned.program import CannotPlanError
 from fl_lightning.core.modules import submodules
 from fl_lightning.lightning.fast_log import TrainingLog
-from fl_lightning.lightning.module_steps import loss_of
 from fl_lightning.lightning.names import LightningModule, rank_zero_info
 
-_SHAPES = 8
-"""Shapes of batches with plans. Where clients differ in size, so do last batches: most stay eager."""
-_PLANS = 8
-"""Plans of one shape: as many as TorchDynamo makes of a function before it refuses more. Then they start anew."""
+_MOST = 8
+"""Shapes of batches with plans: where clients differ in size, so do last batches, and most of these stay eager. And
+plans of a shape: as many as TorchDynamo makes of a function before it refuses more. Then they start anew."""
 _WORTH = 50
 """Steps of a shape for which it may have one more plan."""
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class PlannedGradients(LossGradients):
@@ -41,16 +36,12 @@ class PlannedGradients(LossGradients):
         announce: told what is planned and what is not.
     """
 
-    def __init__(
-        self, calls: ModuleCalls, hooks: ClientHooks, eager: EagerGradients, parameters: Sequence[nn.Parameter]
-    ) -> None:
+    def __init__(self, eager: EagerGradients, parameters: Sequence[nn.Parameter]) -> None:
         # Autograd looks for devices before TorchDynamo makes it see some that the machine does not have. It would start
         # a thread for each, and a process with such threads cannot be copied into workers that train.
         torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
-        self._given, self._eager, self._parameters = (calls, hooks), eager, parameters
-        self._module, self._log = calls.module, _StepLog(calls.module)
-        self._shapes: dict[Any, _Guarded] = {}
-        self._hooked: str | None = None
+        self._eager, self._parameters = eager, parameters
+        self._log, self._shapes = _StepLog(eager.calls.module), dict[Any, _Guarded]()
         self.reason: str | None = None
         self.planned = 0
         self.announce: Callable[[str], None] = rank_zero_info
@@ -61,59 +52,51 @@ class PlannedGradients(LossGradients):
 
     def begin_visit(self) -> None:
         """A client is about to train."""
-        if self.reason is not None:
-            return
-        if self._given[1].keeps_gradients or not self._eager.optimizer.lets_go:
-            self.give_up("the optimizer or the client rule may keep gradients, whose memory plans use again")
-            return
-        hooked, self._hooked = self._hooked, _hook_of(self._module, self._parameters)
-        if self._hooked is None:
+        if self.reason is None and (reason := _reason_against(self._eager, self._parameters)):
+            self.give_up(reason)
+        elif self.reason is None:
             self._log.install()
-        elif self._hooked != hooked:
-            self.announce(f"Local steps: eager, because {self._hooked}")
 
     def __call__(self, batch: Any, index: int) -> Tensor | None:
         """See :class:`fl_lightning.clients.local_training.LossGradients`."""
-        if self.reason is None and self._hooked is None:
-            shapes = _shapes_of(batch)
-            guarded = self._shapes.get(shapes)
-            if guarded is None and len(self._shapes) < _SHAPES:
-                guarded = self._shapes[shapes] = _Guarded(self._parameters)
-            if guarded is not None and guarded.made <= _PLANS + guarded.steps // _WORTH:
-                return self._planned(guarded, shapes, batch, index)
-            if guarded is not None and guarded.plans:
-                guarded.plans = []
-                self.announce(f"Local steps: eager for {_words(shapes)}, because what they read changes too often")
-        return self._eager(batch, index)
-
-    def _planned(self, guarded: _Guarded, shapes: Any, batch: Any, index: int) -> Tensor | None:
+        guarded = self._guarded(_shapes_of(batch)) if self.reason is None else None
+        if guarded is None:
+            return self._eager(batch, index)
         log, made = self._log, guarded.made
-        log.records.clear()
-        log.notes = True
+        log.records, log.notes = [], True
         try:
-            loss: Tensor | None = guarded(batch, index, log.records, *self._given)
+            loss: Tensor | None = guarded(self._eager, batch, index)
         except Exception as error:
             if guarded.ran is not None:
                 raise  # as it would without a plan
             self.give_up(_reason_of(error))
-            return self._eager(batch, index)
         finally:
             log.notes = False
-        plan = guarded.ran
-        if plan is None:  # the step computes nothing, or TorchDynamo is switched off
+        if self.reason is not None:
+            return self._eager(batch, index)
+        if (plan := guarded.ran) is None:  # the step computes nothing, or TorchDynamo is switched off
             loss = self._eager.differentiate(loss)
         else:
             for parameter, gradient in zip(self._parameters, plan.gradients, strict=True):
-                if parameter.grad is not gradient:
-                    parameter.grad = gradient
-            if plan.wrong is not None:
-                self.give_up(plan.wrong)
-            elif guarded.made > made:
-                self.announce(f"Local steps: planned for {_words(shapes)}, {plan.size} operations each")
+                parameter.grad = gradient
             self.planned += guarded.made == made
+            if guarded.made > made:
+                self.announce(f"Local steps: planned for {_words(_shapes_of(batch))}")
         for name, value, args, kwargs in log.records:
             log.to(name, value, *args, **kwargs)
         return loss
+
+    def _guarded(self, shapes: Any) -> _Guarded | None:
+        """What computes steps on batches of some shapes; ``None`` if they are eager."""
+        found = self._shapes.get(shapes)
+        if found is None and len(self._shapes) < _MOST:
+            found = self._shapes[shapes] = _Guarded(self._parameters)
+        if found is None or found.made <= _MOST + found.steps // _WORTH:
+            return found
+        if found.plans:
+            found.plans = []
+            self.announce(f"Local steps: eager for {_words(shapes)}, because what they read changes too often")
+        return None
 
     def give_up(self, reason: str) -> None:
         """Plans nothing any more."""
@@ -131,11 +114,11 @@ class PlannedGradients(LossGradients):
         Raises:
             ValueError: the steps since then cannot be trusted.
         """
-        for plan in self.used:
-            last, plan.last = plan.last or (), None
-            plan.compare(last, keep=False)
-            if plan.wrong is not None:
-                raise ValueError(f"planned_steps must be left out of this fit, because {plan.wrong}")
+        try:
+            for plan in self.used:
+                plan.compare()
+        except CannotPlanError as wrong:
+            raise ValueError(f"planned_steps must be left out of this fit, because {wrong}") from None
 
 
 class _StepLog:
@@ -145,27 +128,21 @@ class _StepLog:
     """
 
     def __init__(self, module: LightningModule) -> None:
-        self._module, self._shadow = module, _noting(self)
+        self._module, self.notes = module, False
         self.records: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = []
-        self.notes = False
         self.to: Callable[..., None] = module.log
 
     def install(self) -> None:
         attributes = vars(self._module)
-        present = attributes.get("log", self._module.log)
-        if present is not self._shadow:
-            self.to, attributes["log"] = present, self._shadow
+        if attributes.get("log") is not self:
+            self.to, attributes["log"] = self._module.log, self
 
-
-def _noting(log: _StepLog) -> Callable[..., None]:
-    def note(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        if log.notes:
+    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        if self.notes:
             # A copy, as Lightning makes one: the rest of the step may write into what was logged.
-            log.records.append((name, value.detach().clone() if isinstance(value, Tensor) else value, args, kwargs))
+            self.records.append((name, value.detach().clone() if isinstance(value, Tensor) else value, args, kwargs))
         else:
-            log.to(name, value, *args, **kwargs)
-
-    return note
+            self.to(name, value, *args, **kwargs)
 
 
 class _Guarded:
@@ -180,61 +157,51 @@ class _Guarded:
 
     def __call__(self, *args: Any) -> Any:
         self.ran, self.steps = None, self.steps + 1
-        if self._compiled is None or len(self.plans) >= _PLANS:
+        if self._compiled is None or len(self.plans) >= _MOST:
             # TorchDynamo keeps what it compiles by code object, and for ever: a copy for each use, which holds no plan.
             owner: Any = ref(self)
-            own = FunctionType(_loss_of_batch.__code__.replace(), _loss_of_batch.__globals__)
+            own = FunctionType(EagerGradients.loss.__code__.replace(), EagerGradients.loss.__globals__)
             backend = lambda *found: owner()._plan(*found)  # noqa: E731 (a method would keep its object)
             self._compiled, self.plans = torch.compile(own, backend=backend, fullgraph=True, dynamic=False), []
         return self._compiled(*args)
 
-    def _plan(self, graph: Any, inputs: Sequence[Any]) -> Callable[..., Sequence[Tensor]]:
+    def _plan(self, graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         self.made += 1
-        try:
-            plan = Plan(graph, inputs, self._parameters)
-        except CannotPlanError:
-            raise
-        except Exception as error:
-            raise CannotPlanError(f"it cannot be recorded: {type(error).__name__}: {_first_line(error)}") from error
-        self.plans.append(plan)
+        self.plans.append(Plan(graph, inputs, self._parameters))
         owner: Any = ref(self)
-        kept: Any = ref(plan)
+        kept: Any = ref(self.plans[-1])
 
-        def run(*given: Tensor) -> Sequence[Tensor]:
-            owner().ran = kept()
-            returned: Sequence[Tensor] = kept()(*given)
-            return returned
+        def run(*given: Tensor) -> Any:
+            plan = owner().ran = kept()
+            return plan(*given)
 
         return run
 
 
-def _loss_of_batch(batch: Any, index: int, records: list[Any], calls: ModuleCalls, hooks: ClientHooks) -> Tensor | None:
-    loss = loss_of(calls.training_output(batch, index))
-    return loss if loss is None else hooks.add_loss_term(loss, batch)
-
-
 def _shapes_of(batch: Any) -> Any:
     """The shapes of a batch's tensors, as a key; whatever else is in a batch is left to the guards."""
-    if isinstance(batch, (list, tuple)):
-        return tuple([part.shape if isinstance(part, Tensor) else _shapes_of(part) for part in batch])
     if isinstance(batch, Tensor):
         return batch.shape
-    return _shapes_of(list(batch.values())) if isinstance(batch, Mapping) else None
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    return tuple(map(_shapes_of, parts))
 
 
 def _words(shapes: Any) -> str:
     return f"batches of {shapes}".replace("torch.Size(", "").replace(")", "").replace("(", "")
 
 
-def _hook_of(module: LightningModule, parameters: Sequence[nn.Parameter]) -> str | None:
-    """The first code in words that would run in a step without being seen by TorchDynamo; a plan runs none."""
-    if any(getattr(torch_modules, f"_global{name}") for name in _HOOKS):
+def _reason_against(eager: EagerGradients, parameters: Sequence[nn.Parameter]) -> str | None:
+    """Code, in words, that reads what plans write over, or runs in a step without being seen by TorchDynamo."""
+    module = eager.calls.module
+    if eager.hooks.keeps_gradients or not eager.optimizer.lets_go:
+        return "the optimizer or the client rule may keep gradients, whose memory plans use again"
+    if any(value for name, value in vars(torch_modules).items() if name.startswith("_global") and "_hooks" in name):
         return "hooks are registered for all modules"
     log = vars(module).get("log")
     if isinstance(log, TrainingLog) and not log.is_lightnings:
         return "self.log is the module's own, and might change what the rest of a step reads"
     for name, part in submodules(module):
-        if any(vars(part).get(kind) for kind in _HOOKS):
+        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
             return f"{name or type(module).__name__} has hooks"
     hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)
     return "parameters have hooks" if hooked else None
@@ -242,13 +209,9 @@ def _hook_of(module: LightningModule, parameters: Sequence[nn.Parameter]) -> str
 
 def _reason_of(error: BaseException) -> str:
     """Completes "eager, because ...", from what a call through TorchDynamo raised; its causes are looked through."""
+    found = getattr(error, "inner_exception", error)
+    lines = [line.strip() for line in str(found).splitlines() if line.strip()] or [type(found).__name__]
     cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, CannotPlanError):
-            return str(cause)
+    while cause is not None and not isinstance(cause, CannotPlanError):
         cause = getattr(cause, "inner_exception", None) or cause.__cause__
-    return f"TorchDynamo cannot follow training_step: {_first_line(error) or type(error).__name__}"
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), "")
+    return str(cause or f"TorchDynamo cannot follow training_step: {lines[0].rstrip('.')}")

@@ -14,13 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 _ATEN = torch.ops.aten
 _QUICK = {
-    _ATEN.add.out: torch.add, _ATEN.addmm.out: torch.addmm, _ATEN.bmm.out: torch.bmm, _ATEN.mm.out: torch.mm,
-    _ATEN.clamp_min.out: torch.clamp_min, _ATEN.mul.out: torch.mul, _ATEN.sum.IntList_out: torch.sum,
-    _ATEN.t.default: torch.t,
+    _ATEN.add.out: torch.add, _ATEN.addmm.out: torch.addmm, _ATEN.clamp_min.out: torch.clamp_min,
+    _ATEN.mm.out: torch.mm, _ATEN.mul.out: torch.mul, _ATEN.sum.IntList_out: torch.sum, _ATEN.t.default: torch.t,
 }  # fmt: skip
 """Frequent operations by the function that calls them fastest: no arguments are looked up in a schema."""
 
@@ -43,13 +41,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def program_of(
-    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
-) -> tuple[Callable[..., Any], int, list[int]]:
+    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], wanted: Sequence[int | None]
+) -> Callable[..., Any]:
     """Runs a function and the backward pass of its loss on copies; the random generator stays where it is.
 
     Returns:
         A function of the inputs, to be called without autograd, that gives what was returned, in new memory, and the
-        gradients; the number of its calls; and the places of the inputs whose gradients these are.
+        gradients by the inputs at the places wanted; ``None`` has none.
 
     Raises:
         CannotPlanError: a call is of a kind that cannot be repeated.
@@ -62,12 +60,12 @@ def program_of(
     writer = _Writer(copies, set(map(_memory, returned)))
     for call in recorder.calls:
         writer.add(*call)
-    return writer.function(returned, list(gradients.values())), len(writer.lines), list(gradients)
+    return writer.function(returned, [gradients.get(place) for place in wanted])
 
 
 def with_gradients(
     function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
-) -> tuple[list[Tensor], dict[int, Tensor]]:
+) -> tuple[list[Tensor], dict[int | None, Tensor]]:
     """What a function returns, without its graph, and the gradients of its loss by place of their input.
 
     Raises:
@@ -79,7 +77,7 @@ def with_gradients(
         raise CannotPlanError("it keeps tensors with their graphs" if losses else "its loss has no gradients")
     places = [place for place, tensor in enumerate(inputs) if tensor.requires_grad]
     found = torch.autograd.grad(losses[0], [inputs[place] for place in places], allow_unused=True)
-    gradients = {place: gradient for place, gradient in zip(places, found, strict=True) if gradient is not None}
+    gradients: dict[int | None, Tensor] = {p: g for p, g in zip(places, found, strict=True) if g is not None}
     return [tensor.detach() if tensor.requires_grad else tensor for tensor in returned], gradients
 
 
@@ -88,7 +86,7 @@ class _Writer:
 
     def __init__(self, inputs: Sequence[Tensor], fresh: set[int]) -> None:
         self._head = f"def run({', '.join(f'i{place}' for place in range(len(inputs)))}):"
-        self.lines: list[str] = []
+        self._lines: list[str] = []
         self._names = {id(tensor): f"i{place}" for place, tensor in enumerate(inputs)}
         self._values: dict[str, Any] = {}
         self._stays: dict[int, Tensor] = {}  # what takes the place of a recorded tensor in every run
@@ -102,39 +100,31 @@ class _Writer:
         changes, shown = op._schema.is_mutable, memory & self._known
         found = None if changes or memory & self._fresh else _with_out(op)
         if op in (_ATEN.alias.default, _ATEN.detach.default):  # a view of all, and nobody asks here for a graph
-            self._put(results, self._stays.get(id(taken[0])), self._text(taken[0]))
+            self._names[id(result)] = self._text(taken[0])
+            self._stays |= {id(result): self._stays[id(tensor)] for tensor in taken if id(tensor) in self._stays}
         elif results and shown == memory and not changes and all(id(tensor) in self._stays for tensor in taken):
-            args, kwargs = tree_map_only(Tensor, lambda tensor: self._stays[id(tensor)], (args, kwargs))
-            made = op(*args, **kwargs)
-            for tensor, view in zip(results, _tensors(made), strict=True):
-                self._put([tensor], view)
+            made = op(*(self._stays.get(id(value), value) for value in args), **kwargs)
+            self._stays.update(zip(map(id, results), _tensors(made), strict=True))
         elif found is not None:
             op, names, more = found
             buffers = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in results]
             self._call("", op, (*args, *more), {**kwargs, **dict(zip(names, buffers, strict=True))})
-            for tensor, buffer in zip(results, buffers, strict=True):
-                self._put([tensor], buffer)
+            self._stays.update(zip(map(id, results), buffers, strict=True))
         else:
-            new = [self._new(part) for part in (result if isinstance(result, (list, tuple)) else [result])]
-            many = ", " if isinstance(result, (list, tuple)) else ""
-            self._call(f"{', '.join(new)}{many} = " if results else "", op, args, kwargs)
+            self._call(f"{self._new(result)} = ", op, args, kwargs)
         self._made |= memory - self._known
         self._known |= memory
 
-    def _put(self, results: Sequence[Tensor], stays: Tensor | None, text: str | None = None) -> None:
-        for result in results:
-            if stays is not None:
-                self._stays[id(result)] = stays
-            self._names[id(result)] = text or self._text(stays)
-
     def _new(self, result: Any) -> str:
-        if not isinstance(result, Tensor) or id(result) in self._names:  # it was changed in place
+        if isinstance(result, (list, tuple)):
+            return "".join(f"{self._new(part)}, " for part in result)
+        if not isinstance(result, Tensor) or {id(result)} & {*self._names, *self._stays}:  # it was changed in place
             return "_"
         return self._names.setdefault(id(result), f"r{len(self._names)}")
 
     def _call(self, target: str, op: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         given = [*map(self._text, args), *(f"{name}={self._text(value)}" for name, value in kwargs.items())]
-        self.lines.append(f"    {target}{self._text(_QUICK.get(op) or op._op)}({', '.join(given)})")
+        self._lines.append(f"    {target}{self._text(_QUICK.get(op) or op._op)}({', '.join(given)})")
 
     def _text(self, value: Any) -> str:
         if isinstance(value, (list, tuple)):
@@ -142,29 +132,26 @@ class _Writer:
             return f"[{parts}]" if isinstance(value, list) else f"({parts})"
         if value is None or type(value) in (bool, int):
             return repr(value)
+        value = self._stays.get(id(value), value)
         if id(value) not in self._names:
             self._names[id(value)] = f"v{len(self._names)}"
             self._values[self._names[id(value)]] = value
         return self._names[id(value)]
 
-    def function(self, returned: Sequence[Tensor], gradients: Sequence[Tensor]) -> Callable[..., Any]:
+    def function(self, returned: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Callable[..., Any]:
         """The function. Every gradient has memory of its own: client rules and clipping change it in place."""
-        shared, found = Counter(map(_memory, gradients)), list[str]()
-        for gradient in gradients:
-            memory = _memory(gradient)
-            alone = shared[memory] == 1 and memory in self._made and gradient.is_contiguous()
-            found.append(self._text(gradient) + ("" if alone else f".clone(memory_format={self._text(_ROWS)})"))
-        lines = [self._head, *self.lines, f"    return {self._text(tuple(returned))}, [{', '.join(found)}]"]
+        shared, found = Counter(_memory(g) for g in gradients if g is not None), list[str]()
+        for g in gradients:
+            alone = g is None or (shared[_memory(g)] == 1 and _memory(g) in self._made and g.is_contiguous())
+            rows = "" if alone else f".clone(memory_format={self._text(torch.contiguous_format)})"
+            found.append(self._text(g) + rows)
+        lines = [self._head, *self._lines, f"    return {self._text(tuple(returned))}, [{', '.join(found)}]"]
         exec(compile("\n".join(lines), "<planned step>", "exec"), self._values)
-        run: Callable[..., Any] = self._values["run"]
-        return run
-
-
-_ROWS = torch.contiguous_format
+        return self._values["run"]  # type: ignore[no-any-return]
 
 
 def _check(op: Any, args: tuple[Any, ...]) -> None:
-    if not isinstance(op, torch._ops.OpOverload):
+    if not hasattr(op, "_schema"):
         raise CannotPlanError(f"it calls {getattr(op, '__name__', op)}, which is no ATen operation")
     name = op.overloadpacket.__name__
     if torch.Tag.inplace_view in op.tags or name in ("set_data", "shallow_copy_data_"):
@@ -184,7 +171,10 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [part for part in tree_leaves(value) if isinstance(part, Tensor)]
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
 
 
 def _with_out(op: Any) -> tuple[Any, tuple[str, ...], tuple[Any, ...]] | None:

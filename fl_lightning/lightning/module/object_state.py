@@ -145,7 +145,7 @@ class PartNames(Names):
         own, content = vars(self.value), self.content
         if not all(map(is_, map(own.get, content), content.values())):
             return False
-        return len(own) == len(content) + len(self._apart & own.keys())
+        return bool(len(own) == len(content) + sum(map(own.__contains__, self._apart)))
 
     def changed_names(self) -> list[str]:
         """See :meth:`Kept.changed_names`."""
