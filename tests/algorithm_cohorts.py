@@ -34,13 +34,16 @@ def make_cohort(
     losses = None if losses is False else torch.as_tensor(losses, dtype=torch.float64)
     if losses_at == "shrink":
         losses_at = (lambda params: 0.5 * losses) if losses is not None else None
+    sizes = torch.arange(1.0, m + 1) if sizes is None else sizes
     if extras is None:
         extras = {"accuracy": torch.exp(-(torch.arange(m, dtype=torch.float64) if losses is None else losses))}
         extras["disparity"] = torch.full((m,), 0.05, dtype=torch.float64)
         extras["sharpness"] = 0.01 + 0.1 * extras["accuracy"]
-        rates, count = torch.stack([extras["accuracy"], extras["accuracy"] ** 2], 1), torch.full((m, 2), 20.0)
-        extras["group_predictions"] = torch.stack([20 * rates, count.double()], 1)
-        extras["right_predictions"] = torch.stack([20 * extras["accuracy"], count[:, 0].double()], 1)
+        count = torch.as_tensor(sizes, dtype=torch.float64)
+        half, right = count[:, None].expand(m, 2) / 2, extras["accuracy"]
+        rates = torch.stack([right, right**2], 1)
+        extras["group_predictions"] = torch.stack([half * rates, half], 1)
+        extras["right_predictions"] = torch.stack([right * count, count], 1)
         extras["kernel_sums"] = torch.rand(m, 4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(when))
         extras["group_counts"] = torch.tensor([[2.0, 1.0]], dtype=torch.float64).expand(m, 2)
         if n >= 12:  # features of three classes, not all of which everybody has
@@ -50,7 +53,7 @@ def make_cohort(
         params=torch.zeros(n, dtype=rows.dtype) if params is None else params,
         updates=UpdateMatrix(rows, layout),
         losses=losses,
-        sizes=torch.arange(1.0, m + 1) if sizes is None else sizes,
+        sizes=sizes,
         client_ids=tuple(range(m)) if ids is None else tuple(ids),
         round=when,
         client_lr=lr,

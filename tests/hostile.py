@@ -23,6 +23,8 @@ NUMBERS = (
 TEXTS = ("", "x", "x" * 10**6, "\ud800", "\0", "line\nbreak", "../../up", "\u202e", "val", "\U0001f600" * 300)
 CASES = int(os.environ.get("FL_LIGHTNING_FUZZ", "150"))
 """Messages that a test tries per side; 5,000 take minutes."""
+DEEPEST = 20
+"""Levels of a message below which nothing is changed."""
 MEGABYTES = 300
 """By how much the largest size of the process may grow meanwhile."""
 
@@ -72,9 +74,11 @@ def tensor(dice: random.Random, like: Tensor | None = None) -> Tensor:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to everything in a message."""
+    """The way to everything in a message, but for what lies deeper than in any: it may be too deep to walk."""
     if path:
         yield path
+    if len(path) > DEEPEST:
+        return
     if isinstance(value, dict):
         for key in value:
             yield from places(value[key], (*path, key))

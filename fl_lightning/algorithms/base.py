@@ -131,13 +131,7 @@ class ClientRule:
 
 
 def overrides(rule: ClientRule, *names: str) -> bool:
-    """Whether a rule replaces any of these methods of plain local training.
-
-    Args:
-        rule: the rule.
-        names: names of methods or attributes of :class:`ClientRule`; none stands for all of them, so that
-            ``overrides(rule)`` tells whether the rule changes anything.
-    """
+    """Whether a rule replaces any of these methods of plain local training; without names, whether anything."""
     names = names or tuple(name for name in vars(ClientRule) if not name.startswith("_"))
     return any(getattr(type(rule), name) is not getattr(ClientRule, name) for name in names)
 
@@ -178,6 +172,7 @@ class ServerRule(ABC):
     layers: LayerSpec = "module"
     averages: bool = False
     report: StepReport = StepReport()
+    _client: ClientRule | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -206,8 +201,8 @@ class ServerRule(ABC):
         """
 
     def client_rule(self) -> ClientRule:
-        """The method's client half; plain local training unless the method says otherwise."""
-        return ClientRule()
+        """The method's client half, the same object on every call; plain local training unless the method has one."""
+        return ClientRule() if self._client is None else self._client
 
     def begin_fit(self, federation: Federation) -> None:
         """Called before the first round of a fit, after what it keeps was restored if the fit is resumed."""

@@ -51,10 +51,6 @@ class Ditto(FedAvg):
         self.directory = directory
         self._client = PersonalModels(lam, personal_lr, directory)
 
-    def client_rule(self) -> PersonalModels:
-        """The personal models; the same object on every call."""
-        return self._client
-
 
 class PersonalModels(ClientRule):
     """Before each local batch, the personal model steps on it: ``v -= eta (grad L(v) + lambda (v - W))``.
@@ -66,7 +62,6 @@ class PersonalModels(ClientRule):
     See :class:`Ditto` for the arguments.
     """
 
-    reads = "sums"
     own_work = "steps"
 
     own = at_clients(files="directory")
@@ -102,11 +97,7 @@ class PersonalModels(ClientRule):
         self._batches, self._gradient, self._from_step = 0, None, work.steps
 
     def begin_batch(self, work: LocalWork, batch: Any, batch_idx: int) -> None:
-        """The personal model's gradient; steps are as many as local ones, so gradients accumulate as theirs do.
-
-        Raises:
-            ValueError: neither the method nor the optimizer has a learning rate.
-        """
+        """The personal model's gradient; steps are as many as local ones, so gradients accumulate as theirs do."""
         model, lr = self._model, work.client_lr if self.personal_lr is None else self.personal_lr
         if model is None or work.own_loss is None or lr is None:
             raise ValueError("begin_batch of Ditto needs begin_client before it, work.own_loss and a learning rate")
@@ -136,11 +127,7 @@ class PersonalModels(ClientRule):
         return Snapshot(v.sub_(direction, alpha=self._step_lr), model.buffers)
 
     def end_client(self, work: LocalWork) -> ClientReport:
-        """Keeps the personal model; nothing of it is sent.
-
-        Raises:
-            ValueError: it is not finite.
-        """
+        """Keeps the personal model; nothing of it is sent."""
         assert self._model is not None
         model, self._model = self._stepped(work, self._model), None
         if not bool(torch.isfinite(model.params).all()):

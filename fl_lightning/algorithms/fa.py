@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from fl_lightning.algorithms._shared.weighting import reported
+from fl_lightning.algorithms._shared.weighting import reported, require_parts
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.groups import group_scores
@@ -71,6 +71,8 @@ class FA(FedAvg):
     reads = "sums"
     columnwise = True
 
+    _client: AgnosticWeights
+
     @checked(bases=FILLED, sigma=Bounds(above=0), bound=Bounds(1), tau=Bounds(0), penalty=Bounds(0))
     def __init__(
         self,
@@ -92,10 +94,6 @@ class FA(FedAvg):
         step = super().aggregate(cohort)
         self.report = replace(self.report, flagged=self._client.stuck)
         return step
-
-    def client_rule(self) -> ClientRule:
-        """The reweighed loss, and the search for the weights; the same object on every call."""
-        return self._client
 
 
 class AgnosticWeights(ClientRule):
@@ -172,13 +170,13 @@ class AgnosticWeights(ClientRule):
         return ClientReport(extras={"kernel_sums": self._sums, "group_counts": self._counts})
 
     def commit(self, cohort: Cohort) -> None:
-        """Finds the worst weights for the next round.
-
-        Raises:
-            ValueError: the cohort carries no sums, or some that are not finite.
-        """
-        total, members = reported(cohort, "group_counts", (2,), "FA", least=0).sum(0).tolist()
-        mass, losses, scores, member_scores = reported(cohort, "kernel_sums", (4, None), "FA").sum(0) / total
+        """Finds the worst weights for the next round."""
+        counts = reported(cohort, "group_counts", (2,), "FA")
+        sums = reported(cohort, "kernel_sums", (4, None), "FA")
+        require_parts(counts, counts[:, :1], cohort, "group_counts", "FA")
+        require_parts(sums[:, 0], counts[:, :1], cohort, "kernel_sums", "FA")  # no kernel is more than 1
+        total, members = counts.sum(0).tolist()
+        mass, losses, scores, member_scores = sums.sum(0) / total
         self.share = share = members / total
         near = mass > NO_KERNEL * mass.max()
         covariances = (member_scores - share * scores)[None]
@@ -206,11 +204,7 @@ class AgnosticWeights(ClientRule):
         self.stuck = True
 
     def begin_fit(self, federation: Federation) -> None:
-        """Checks that a restored ``a`` belongs to these bases.
-
-        Raises:
-            ValueError: it has another length.
-        """
+        """Checks that a restored ``a`` belongs to these bases."""
         if self.a is not None and len(self.a) != len(self.bases):
             raise ValueError(f"bases of FA must be the {len(self.a)} of the checkpoint, found {len(self.bases)}")
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.disparity import PREDICTED, Notion
-from fl_lightning.algorithms._shared.weighting import reported, shares, stands_still, weighted_mean
+from fl_lightning.algorithms._shared.disparity import PREDICTED, Notion, counted_groups, rate_gaps
+from fl_lightning.algorithms._shared.weighting import reported, require_parts, shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.groups import group_scores
 from fl_lightning.algorithms.records import ClientReport, LocalWork, Needs, StepReport
@@ -53,16 +53,14 @@ class FairFed(ServerRule):
     @checked(beta=Bounds(0))
     def __init__(self, beta: float = 1.0, notion: Notion = "eo") -> None:
         self.beta, self.notion = beta, notion
-
-    def client_rule(self) -> ClientRule:
-        """Counts what the global model predicts for the groups."""
-        return GroupCounts(self.notion)
+        self._client = GroupCounts(notion)
 
     def aggregate(self, cohort: Cohort) -> Tensor:
         """Returns ``sum_k w_k u_k / sum_k w_k``.
 
         Raises:
-            ValueError: the cohort lacks the clients' counts, or one of them or a row is not finite.
+            ValueError: the cohort lacks the clients' counts, some are none of the client's samples, or a row is not
+                finite.
         """
         gaps = _gaps(cohort)
         whole = cohort.num_samples or float(cohort.sizes.sum())
@@ -80,11 +78,7 @@ class FairFed(ServerRule):
 
 
 class GroupCounts(ClientRule):
-    """Reports how many of each group the global model predicts 1, of how many, and how many it predicts right.
-
-    Args:
-        notion: see :class:`FairFed`.
-    """
+    """Reports how many of each group the global model predicts 1, of how many, and how many it predicts right."""
 
     needs = Needs(groups=True)
 
@@ -99,11 +93,7 @@ class GroupCounts(ClientRule):
         return f"counts predictions for groups, which {type(server).__name__} does not read: leave client out"
 
     def begin_client(self, work: LocalWork) -> None:
-        """Passes over the client's data once, in evaluation mode.
-
-        Raises:
-            ValueError: there is no data to ask for, or the module's method breaks its contract.
-        """
+        """Passes over the client's data once, in evaluation mode."""
         if work.batches is None:
             raise ValueError("batches of the client's work must be given to count predictions")
         predicted, hits = torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
@@ -112,9 +102,7 @@ class GroupCounts(ClientRule):
                 with work.forward_context():
                     asked = group_scores(work.module, batch)
                 positive = asked.scores > 0
-                counted = torch.ones_like(asked.positive) if self.notion == "dp" else asked.positive
-                for group, member in enumerate((~asked.member, asked.member)):
-                    chosen = counted & member
+                for group, chosen in enumerate(counted_groups(asked, self.notion)):
                     predicted[:, group] += torch.stack([(chosen & positive).sum(), chosen.sum()]).double().cpu()
                 hits += torch.tensor([float((positive == asked.positive).sum()), len(positive)], dtype=torch.float64)
         self._counts = {PREDICTED: predicted, HITS: hits}
@@ -126,15 +114,13 @@ class GroupCounts(ClientRule):
 
 def _gaps(cohort: Cohort) -> Tensor:
     """``[m]`` distances of the clients' disparities, or accuracies, from those of all of them, on the CPU."""
-    predicted = reported(cohort, PREDICTED, (2, 2), "FairFed", least=0)
-    hits = reported(cohort, HITS, (2,), "FairFed", least=0)
-    own, common = _disparity(predicted), _disparity(predicted.sum(0, keepdim=True))
+    predicted = reported(cohort, PREDICTED, (2, 2), "FairFed")
+    hits = reported(cohort, HITS, (2,), "FairFed")
+    require_parts(hits, torch.stack([hits[:, 1], cohort.sizes], 1), cohort, HITS, "FairFed")
+    others = predicted[:, 1].flip(1)  # of a client's samples, those in the other group
+    wholes = torch.stack([predicted[:, 1], hits[:, 1:] - others], 1)
+    require_parts(predicted, wholes, cohort, PREDICTED, "FairFed")
+    own, common = rate_gaps(predicted), rate_gaps(predicted.sum(0, keepdim=True))
     right, all_right = hits[:, 0] / hits[:, 1].clamp_min(1), hits[:, 0].sum() / hits[:, 1].sum().clamp_min(1)
     gaps = (own - common).abs()
     return torch.where(gaps.isnan(), (right - all_right).abs(), gaps)
-
-
-def _disparity(predicted: Tensor) -> Tensor:
-    """``[m]`` from ``[m, 2, 2]``; NaN where a group has nobody."""
-    rates = predicted[:, 0] / predicted[:, 1]
-    return rates[:, 0] - rates[:, 1]

@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning.algorithms._shared.disparity import Disparities, Notion, reported_disparities
 from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.algorithms._shared.weighting import weighted_mean
-from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Needs, StepReport
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
@@ -45,10 +45,6 @@ class FairReg(ServerRule):
     def __init__(self, weight: float = 1.0, notion: Notion = "dp", sharpness: float = 10.0) -> None:
         self.weight, self.notion, self.sharpness = weight, notion, sharpness
         self._client = Disparities("FairReg", notion, sharpness)
-
-    def client_rule(self) -> ClientRule:
-        """Measures disparities and their gradients; the same object on every call."""
-        return self._client
 
     def aggregate(self, cohort: Cohort) -> Tensor:
         """Returns ``sum_k (u_k + lambda v_k)``, the rows of the losses and of the disparities.

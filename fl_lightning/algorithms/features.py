@@ -35,11 +35,7 @@ class Features(NamedTuple):
 
 
 class FeatureRecorder:
-    """Replaces a module's ``federated_features`` on the object and keeps what the last call returned.
-
-    Args:
-        module: the module, which has the method.
-    """
+    """Replaces a module's ``federated_features`` on the object and keeps what the last call returned."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -91,11 +87,7 @@ def features_of(model: Snapshot, work: LocalWork, batch: Any) -> Tensor:
 
 
 def class_labels(features: Features, module: nn.Module) -> Tensor:
-    """``[B]`` int64 class indices.
-
-    Raises:
-        ModuleError: the module gives none.
-    """
+    """``[B]`` int64 class indices."""
     if features.labels is None:
         raise ModuleError(
             f"{type(module).__name__}.{METHOD} must return a pair (features [B, d], class indices [B]) for methods "

@@ -41,10 +41,6 @@ class FedBN(FedAvg):
         self.directory = directory
         self._client = LocalNorms(directory)
 
-    def client_rule(self) -> PersonalLayers:
-        """The clients' BatchNorm layers; the same object on every call."""
-        return self._client
-
 
 class LocalNorms(PersonalLayers):
     """BatchNorm layers stay at their client."""
@@ -52,11 +48,7 @@ class LocalNorms(PersonalLayers):
     method = "FedBN"
 
     def find(self, module: nn.Module, layout: ParamLayout) -> Layers:
-        """All BatchNorm layers.
-
-        Raises:
-            ValueError: there are none.
-        """
+        """All BatchNorm layers."""
         layers = layers_of_type(module, layout, _BatchNorm)
         if not layers.parameters | layers.buffers:
             raise ValueError("FedBN needs a module with BatchNorm layers, found none")

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from fl_lightning.algorithms._shared.previous_models import PreviousModels
-from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import LocalWork
 from fl_lightning.arguments import DEVICE, FILLED, Bounds, check_unused, checked
@@ -61,11 +60,7 @@ class FedCKA(FedAvg):
 
     def hyperparameters(self) -> dict[str, Any]:
         """``layers`` names submodules here, and the attribute of that name says what a layer of the parameters is."""
-        return {**super().hyperparameters(), "layers": self._client.hyperparameters()["layers"]}
-
-    def client_rule(self) -> ClientRule:
-        """The term and the clients' last models; the same object on every call."""
-        return self._client
+        return {**super().hyperparameters(), "layers": self.client_rule().hyperparameters()["layers"]}
 
 
 class ActivationSimilarity(PreviousModels):
@@ -87,11 +82,7 @@ class ActivationSimilarity(PreviousModels):
         self.mu, self.layers, self.num_layers = mu, layers, num_layers
 
     def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
-        """Finds the layers.
-
-        Raises:
-            ValueError: a name is no submodule, or there are fewer layers than asked for.
-        """
+        """Finds the layers."""
         super().check_module(module, layout)
         self._compared(module)
 

@@ -39,10 +39,6 @@ class FedDyn(FedAvg):
         self.alpha, self.dual_device = alpha, dual_device
         self._client = DynamicRegularizer(alpha, dual_device)
 
-    def client_rule(self) -> ClientRule:
-        """The duals of clients and server; the same object on every call."""
-        return self._client
-
 
 class DynamicRegularizer(ClientRule):
     """Local objective ``L_i(w) - <h_i, w> + alpha/2 ||w - W||^2``, the duals ``h_i``, and the server's ``h``.
@@ -67,11 +63,7 @@ class DynamicRegularizer(ClientRule):
         return None if server.averages else f"adds h / alpha to a mean of the clients' models, and {why}"
 
     def begin_fit(self, federation: Federation) -> None:
-        """Starts ``h`` at 0.
-
-        Raises:
-            ValueError: a restored ``h`` has another length than the model.
-        """
+        """Starts ``h`` at 0."""
         self.h = client_vectors.at_begin(self.h, federation, _NAME)
 
     def begin_client(self, work: LocalWork) -> None:
@@ -92,11 +84,7 @@ class DynamicRegularizer(ClientRule):
         return step + self._h_after(cohort).to(step)
 
     def commit(self, cohort: Cohort) -> None:
-        """``h_i -= alpha (w_i - W)`` and ``h -= alpha / N sum_i (w_i - W)``.
-
-        Raises:
-            ValueError: a row is not finite.
-        """
+        """``h_i -= alpha (w_i - W)`` and ``h -= alpha / N sum_i (w_i - W)``."""
         h = self._h_after(cohort)
         client_vectors.check_vector(h, cohort, cohort.updates, _NAME)
         self.h = h

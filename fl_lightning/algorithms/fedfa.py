@@ -10,7 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.weighting import information, reported, shares, stands_still, weighted_mean
+from fl_lightning.algorithms._shared.weighting import (
+    information,
+    reported,
+    require_parts,
+    shares,
+    stands_still,
+    weighted_mean,
+)
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Needs, StepReport
 from fl_lightning.arguments import Bounds, checked
@@ -52,9 +59,10 @@ class FedFa(ServerRule):
         """Returns the momentum ``v <- gamma v + sum_i p_i u_i``.
 
         Raises:
-            ValueError: accuracies are missing, negative or not finite, or a row is not finite.
+            ValueError: accuracies are missing or no shares between 0 and 1, or a row is not finite.
         """
-        accuracies = reported(cohort, "accuracy", (), "FedFa", least=0)
+        accuracies = reported(cohort, "accuracy", (), "FedFa")
+        require_parts(accuracies, 1, cohort, "accuracy", "FedFa")
         counts = {client: self.counts.get(client, 0) + 1 for client in cohort.client_ids}
         frequency = shares(torch.tensor(list(counts.values()), dtype=torch.float64))
         accuracy = information(shares(accuracies))

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fl_lightning import ops
-from fl_lightning.algorithms._shared.choices import Reading
 from fl_lightning.algorithms._shared.row_memory import RemembersRows
 from fl_lightning.algorithms._shared.rows import (
     ZERO_DIRECTION,
@@ -23,7 +22,7 @@ from fl_lightning.algorithms._shared.rows import (
     no_step,
     rounding_error,
 )
-from fl_lightning.algorithms.records import Needs, StepReport
+from fl_lightning.algorithms.records import Needs, Reading, StepReport
 from fl_lightning.arguments import DEVICE, Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.ops.live_rows import row_norms

@@ -57,10 +57,7 @@ class FedISM(ServerRule):
     @checked(rho=Bounds(above=0), alpha=Bounds(0), q=Bounds(0), beta=Bounds(above=0, most=1))
     def __init__(self, rho: float = 0.05, alpha: float = 0.1, q: float = 2.0, beta: float = 0.5) -> None:
         self.rho, self.alpha, self.q, self.beta = rho, alpha, q, beta
-
-    def client_rule(self) -> ClientRule:
-        """Training towards flat minima, and the sharpness."""
-        return SharpnessAware(self.rho, self.alpha)
+        self._client = SharpnessAware(rho, alpha)
 
     def aggregate(self, cohort: Cohort) -> Tensor:
         """Returns ``sum_i w_i u_i``.
@@ -84,10 +81,6 @@ class SharpnessAware(ClientRule):
 
     A second pass over each batch gives the gradient at ``theta + rho g / ||g||``. BatchNorm's statistics follow the
     first pass alone.
-
-    Args:
-        rho: see :class:`FedISM`.
-        alpha: see there.
     """
 
     own_work = "gradients"
@@ -106,11 +99,7 @@ class SharpnessAware(ClientRule):
             )
 
     def begin_client(self, work: LocalWork) -> None:
-        """Measures the sharpness: two passes over the client's data, in evaluation mode, with the same random numbers.
-
-        Raises:
-            ValueError: there is no data to ask for, or no loss.
-        """
+        """Measures the sharpness: two passes over the client's data in evaluation mode, with equal random numbers."""
         if work.batches is None or work.own_loss is None:
             raise ValueError("batches and own_loss of the client's work must be given to measure a sharpness")
         loss, gradient = self._measured(work, work.params, slope=True)

@@ -51,10 +51,6 @@ class FedPer(FedAvg):
         self.directory = directory
         self._client = LocalLayers(personal, num_layers, directory)
 
-    def client_rule(self) -> PersonalLayers:
-        """The clients' layers; the same object on every call."""
-        return self._client
-
 
 class LocalLayers(PersonalLayers):
     """Named layers, or the last ones, stay at their client; see :class:`FedPer` for the arguments."""
@@ -66,9 +62,5 @@ class LocalLayers(PersonalLayers):
         self.personal, self.num_layers = personal, num_layers
 
     def find(self, module: nn.Module, layout: ParamLayout) -> Layers:
-        """The layers.
-
-        Raises:
-            ValueError: a name is no submodule with trained parameters, or the module has too few layers.
-        """
+        """The layers."""
         return layers_under(module, layout, self.personal, self.num_layers, self.method)

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fl_lightning.algorithms._shared.prototypes import ClassPrototypes
-from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import Federation, LocalWork
 from fl_lightning.arguments import Bounds, checked
@@ -49,10 +48,6 @@ class FedProc(FedAvg):
         self.rounds, self.temperature, self.num_classes = rounds, temperature, num_classes
         self._client = PrototypeContrast(rounds, temperature, num_classes)
 
-    def client_rule(self) -> ClientRule:
-        """The contrastive loss and the prototypes; the same object on every call."""
-        return self._client
-
 
 class PrototypeContrast(ClassPrototypes):
     """``a L_con + (1 - a) L`` with ``L_con = -log(e^(cos(f, p_y)/T) / sum_c e^(cos(f, p_c)/T))`` and falling ``a``.
@@ -82,11 +77,7 @@ class PrototypeContrast(ClassPrototypes):
             )
 
     def contrast_share(self, when: int) -> float:
-        """``a`` in round ``when``, if there are prototypes.
-
-        Raises:
-            ValueError: nobody has said how many rounds there are.
-        """
+        """``a`` in round ``when``, if there are prototypes."""
         planned = self.rounds or self.planned
         if planned is None:
             raise ValueError("rounds of FedProc must be given where the number of rounds is not known, found None")

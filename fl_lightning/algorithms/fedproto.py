@@ -12,7 +12,6 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.prototypes import ClassPrototypes
-from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import LocalWork
 from fl_lightning.arguments import Bounds, checked
@@ -40,10 +39,6 @@ class FedProto(FedAvg):
         super().__init__(weighting)
         self.lam, self.num_classes = lam, num_classes
         self._client = PrototypeDistance(lam, num_classes)
-
-    def client_rule(self) -> ClientRule:
-        """The distance to the prototypes, and the prototypes; the same object on every call."""
-        return self._client
 
 
 class PrototypeDistance(ClassPrototypes):

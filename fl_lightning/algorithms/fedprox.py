@@ -33,10 +33,7 @@ class FedProx(FedAvg):
     def __init__(self, mu: float = 0.01, weighting: Literal["samples", "uniform"] = "samples") -> None:
         super().__init__(weighting)
         self.mu = mu
-
-    def client_rule(self) -> ClientRule:
-        """Adds the proximal term to the loss of every batch."""
-        return ProximalTerm(self.mu)
+        self._client = ProximalTerm(mu)
 
 
 class ProximalTerm(ClientRule):

@@ -53,10 +53,6 @@ class FedRep(FedAvg):
         self.directory = directory
         self._client = HeadFirst(head, head_epochs, directory)
 
-    def client_rule(self) -> PersonalLayers:
-        """The clients' heads; the same object on every call."""
-        return self._client
-
 
 class HeadFirst(PersonalLayers):
     """The head stays at its client, and is trained before the layers below; see :class:`FedRep` for the arguments."""
@@ -70,11 +66,7 @@ class HeadFirst(PersonalLayers):
         self._passes = 0
 
     def find(self, module: nn.Module, layout: ParamLayout) -> Layers:
-        """The head.
-
-        Raises:
-            ValueError: a name is no submodule with trained parameters, or the module has a single layer.
-        """
+        """The head."""
         return layers_under(module, layout, self.head, 1, self.method)
 
     def begin_client(self, work: LocalWork) -> None:
@@ -94,11 +86,7 @@ class HeadFirst(PersonalLayers):
                 parameter.grad = None
 
     def end_client(self, work: LocalWork) -> ClientReport:
-        """Keeps the client's head.
-
-        Raises:
-            ValueError: the representation has not been trained, or the head is not finite.
-        """
+        """Keeps the client's head."""
         if self._passes <= self.head_epochs:
             raise ValueError(
                 f"FedRep(head_epochs={self.head_epochs}) needs more passes than that over a client's data, found "

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
 from fl_lightning.algorithms._shared.previous_models import PreviousModels
-from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.features import features_of, own_features
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import LocalWork, Needs
@@ -48,10 +47,6 @@ class MOON(FedAvg):
         self.mu, self.temperature = mu, temperature
         self.model_device, self.max_models = model_device, max_models
         self._client = ModelContrast(mu, temperature, model_device, max_models)
-
-    def client_rule(self) -> ClientRule:
-        """The contrastive term and the clients' last models; the same object on every call."""
-        return self._client
 
 
 class ModelContrast(PreviousModels):

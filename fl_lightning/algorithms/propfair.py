@@ -47,20 +47,11 @@ class PropFair(FedAvg):
         if epsilon >= base:
             raise ValueError(f"epsilon of PropFair must be below base, {base}, found {epsilon}")
         self.base, self.epsilon, self.huber = base, epsilon, huber
-
-    def client_rule(self) -> ClientRule:
-        """The logarithm of the utility."""
-        return LogUtility(self.base, self.epsilon, self.huber)
+        self._client = LogUtility(base, epsilon, huber)
 
 
 class LogUtility(ClientRule):
-    """Takes ``-log(1 - loss / base)`` for the loss of a batch.
-
-    Args:
-        base: see :class:`PropFair`.
-        epsilon: see there.
-        huber: see there.
-    """
+    """Takes ``-log(1 - loss / base)`` for the loss of a batch."""
 
     def __init__(self, base: float, epsilon: float, huber: bool) -> None:
         self.base, self.epsilon, self.huber = base, epsilon, huber

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import fsum
 from typing import Any, Literal
 
@@ -16,6 +16,12 @@ from fl_lightning.arguments import FILLED, Bounds, checked, trusted
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage.declared import Extent
+
+Reading = Literal["library", "paper", "code"]
+"""Whose form a method takes in the steps where its paper and its authors' code differ.
+
+``"library"`` decides step by step, as the method's page in docs/methods lists; the others take one source throughout.
+"""
 
 State = dict[str, Any]
 """Tensors, numbers, strings, and lists or dicts of them: what ``torch.load(weights_only=True)`` accepts."""
@@ -61,17 +67,8 @@ class Needs:
     dense_gradients: bool = False
 
     def __or__(self, other: Needs) -> Needs:
-        return trusted(Needs)(
-            self.losses or other.losses,
-            self.full_gradients or other.full_gradients,
-            self.client_lr or other.client_lr,
-            self.requery or other.requery,
-            self.accuracies or other.accuracies,
-            self.features or other.features,
-            self.groups or other.groups,
-            self.exact_step or other.exact_step,
-            self.dense_gradients or other.dense_gradients,
-        )
+        names = [entry.name for entry in fields(Needs)]
+        return trusted(Needs)(*(getattr(self, name) or getattr(other, name) for name in names))
 
 
 @checked(num_clients=Bounds(1), cohort_size=Bounds(1), rounds=Bounds(1), buffers=Bounds(0))

@@ -52,10 +52,6 @@ class SCAFFOLD(ServerRule):
         self.server_lr, self.control_device, self.weighting = server_lr, control_device, weighting
         self._client = ControlVariates(control_device, weighting)
 
-    def client_rule(self) -> ClientRule:
-        """The control variates of server and clients; the same object on every call."""
-        return self._client
-
     def aggregate(self, cohort: Cohort) -> Tensor:
         """Returns ``eta_g sum_i p_i u_i`` (Algorithm 1, line 17) with ``p_i = 1 / m`` or ``n_i / n``.
 
@@ -76,10 +72,6 @@ class ControlVariates(ClientRule):
     gradients get in ``x - y_i``, so that ``c_i`` is a weighted mean of them. Both hold for SGD that starts each round
     with an empty momentum buffer, without Nesterov, dampening or clipping; elsewhere ``c_i`` is an estimate. A client
     that made no local step, or steps of length zero, changes nothing.
-
-    Args:
-        control_device: where the clients' control variates live; ``None``: on the federation's device.
-        weighting: what a client counts in ``c``, see :class:`SCAFFOLD`.
     """
 
     needs = Needs(client_lr=True)
@@ -103,11 +95,7 @@ class ControlVariates(ClientRule):
         )
 
     def begin_fit(self, federation: Federation) -> None:
-        """Starts ``c`` at 0.
-
-        Raises:
-            ValueError: a restored ``c`` has another length than the model.
-        """
+        """Starts ``c`` at 0."""
         self.c = client_vectors.at_begin(self.c, federation, _NAME)
 
     def begin_client(self, work: LocalWork) -> None:
@@ -124,11 +112,7 @@ class ControlVariates(ClientRule):
             torch._foreach_add_([grad for grad, _ in pairs], [c for _, c in pairs])
 
     def end_client(self, work: LocalWork) -> ClientReport:
-        """Reports ``c_i^+ - c_i = -c + (x - y_i) / (eta S)`` (line 12, option II) as companion row ``"control"``.
-
-        Raises:
-            ValueError: the optimizer has no single learning rate.
-        """
+        """Reports ``c_i^+ - c_i = -c + (x - y_i) / (eta S)`` (line 12, option II) as companion row ``"control"``."""
         if work.client_lr is None:
             raise ValueError(
                 "client_lr must be given: SCAFFOLD computes mean gradients from the change of the parameters"
@@ -142,11 +126,7 @@ class ControlVariates(ClientRule):
         return ClientReport(companions={"control": (work.params - work.row).div_(total).sub_(self._c(work))})
 
     def commit(self, cohort: Cohort) -> None:
-        """``c_i += dc_i`` and ``c += sum_i p_i dc_i`` (Algorithm 1, lines 14 and 18), ``p_i = 1 / N`` or ``n_i / n``.
-
-        Raises:
-            ValueError: the cohort carries no control rows, or one is not finite.
-        """
+        """``c_i += dc_i`` and ``c += sum_i p_i dc_i`` (Algorithm 1, lines 14, 18), ``p_i = 1 / N`` or ``n_i / n``."""
         changes = cohort.companions.get("control")
         if changes is None:
             raise ValueError(f"companions must hold 'control' rows for SCAFFOLD, found {sorted(cohort.companions)}")

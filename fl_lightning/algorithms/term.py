@@ -11,10 +11,9 @@ import math
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.choices import Reading
 from fl_lightning.algorithms._shared.weighting import stands_still, weighted_mean
 from fl_lightning.algorithms.base import ServerRule
-from fl_lightning.algorithms.records import Needs, StepReport
+from fl_lightning.algorithms.records import Needs, Reading, StepReport
 from fl_lightning.arguments import Bounds, check_unused, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.storage.declared import server_state

@@ -19,11 +19,7 @@ T = TypeVar("T")
 
 
 def checked(**rules: Rule) -> Callable[[C], C]:
-    """Checks every argument of a function, or of a class's constructor, by its annotation.
-
-    Args:
-        **rules: by the argument's name, what holds besides.
-    """
+    """Checks every argument of a function, or of a class's constructor, by its annotation."""
 
     def decorate(target: C) -> C:
         if inspect.isclass(target):
@@ -35,11 +31,7 @@ def checked(**rules: Rule) -> Callable[[C], C]:
 
 
 def trusted(target: Callable[P, T]) -> Callable[P, T]:
-    """A checked class or function without its checks, for arguments that the library itself has made.
-
-    Args:
-        target: what ``@checked`` stands on, or a class whose constructor it stands on.
-    """
+    """A checked class or function without its checks, for arguments that the library itself has made."""
     return cast("Callable[P, T]", _unchecked(target))
 
 
@@ -87,17 +79,7 @@ _known_kind = cache(kind_of)
 
 
 def check_unused(name: str, value: Any, default: Any, why: str) -> None:
-    """Refuses an option that other options leave without meaning, unless it has its default.
-
-    Args:
-        name: what an error calls it.
-        value: the value.
-        default: what it is where nobody says anything.
-        why: goes on after "must be left out".
-
-    Raises:
-        ValueError: the value is another than the default.
-    """
+    """Refuses an option that others leave without meaning, unless it has its default; ``why`` ends the error's rule."""
     if value != default:
         raise ValueError(f"{name} must be left out {why}, found {shown(value)}: it would change nothing")
 

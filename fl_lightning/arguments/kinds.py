@@ -148,16 +148,13 @@ def _string(text: Text) -> Callable[[Kind, Any], str]:
 
 def _check_text(kind: Kind, text: str) -> None:
     """Names end up in files, and as files: neither can hold NUL or half a surrogate pair."""
-    if "\0" in text or not _can_be_encoded(text):
-        raise Mismatch(replace(kind, wanted=f"{kind.wanted}, without NUL or lone surrogates"), text, ValueError)
-
-
-def _can_be_encoded(text: str) -> bool:
     try:
         text.encode(errors="surrogateescape")  # names of files may have undecodable bytes
+        fine = "\0" not in text
     except UnicodeEncodeError:
-        return False
-    return True
+        fine = False
+    if not fine:
+        raise Mismatch(replace(kind, wanted=f"{kind.wanted}, without NUL or lone surrogates"), text, ValueError)
 
 
 def _choice(kind: Kind, value: Any) -> Any:

@@ -57,12 +57,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Text:
-    """What a string must be.
-
-    Attributes:
-        wanted: in words.
-        admits: whether a string is that.
-    """
+    """What a string must be."""
 
     wanted: str
     admits: Callable[[str], bool]
@@ -70,11 +65,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Example:
-    """How an object or a function is made, for errors.
-
-    Attributes:
-        text: source code.
-    """
+    """How an object or a function is made, for errors."""
 
     text: str
 

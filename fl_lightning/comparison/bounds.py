@@ -66,12 +66,7 @@ class OneLearner(LightningDataModule):
                 setattr(self, stage, partial(self._of_evaluated, stage))
 
     def choose(self, learning: Sequence[int], evaluated: Sequence[int] | None) -> None:
-        """Says what the next fit is about.
-
-        Args:
-            learning: the clients whose training data the learner has.
-            evaluated: the clients that are evaluated; ``None`` for all.
-        """
+        """Says whose training data the next fit's learner has, and who is evaluated; ``None``: everybody."""
         self._learning, self._evaluated = learning, evaluated
 
     def renamed(self, record: FitRecord) -> FitRecord:

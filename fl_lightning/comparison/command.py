@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,9 +21,6 @@ from fl_lightning.fit.strategy import FederatedStrategy
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command.
-
-    Args:
-        arguments: its options.
 
     Returns:
         The exit status: 0 if all runs came to their end, 1 if some failed, 2 for options that make no sense, 130 if it
@@ -72,18 +70,18 @@ def _strategy(name: str, rule: ServerRule, base: FederatedStrategy) -> Federated
         raise ValueError(f"{name} does not fit the project's strategy: {error}") from error
 
 
-def _number(kind: Callable[[str], float], lowest: float, words: str, text: str) -> float:
-    number = kind(text)
-    if not lowest <= number < float("inf"):
+def _number(kind: Callable[[str], float], least: float, most: float, words: str, text: str) -> float:
+    try:
+        number = kind(text)
+    except ValueError:
+        number = math.nan
+    if not least <= number <= most:
         raise argparse.ArgumentTypeError(f"must {words}, found {text}")
     return number
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= MOST:
-        raise argparse.ArgumentTypeError(f"must be between 1 and {MOST:,}, found {text}")
-    return number
+_LARGEST = sys.float_info.max
+_count = partial(_number, int, 1, MOST, f"be between 1 and {MOST:,}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -103,13 +101,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--lr",
         nargs="+",
-        type=partial(_number, float, 5e-324, "be a positive number"),
+        type=partial(_number, float, 5e-324, _LARGEST, "be a positive number"),
         help="learning rates to pick from; default the project's own",
     )
     parser.add_argument(
         "--seeds",
         nargs="+",
-        type=partial(_number, int, 0, "not be negative"),
+        type=partial(_number, int, 0, math.inf, "not be negative"),
         default=[3],
         help="how many seeds (default 3), or several seeds",
     )
@@ -135,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--folder", type=Path, default=Path("comparison"), help="where results go (default comparison)")
     parser.add_argument(
         "--save-seconds",
-        type=partial(_number, float, 0, "not be negative"),
+        type=partial(_number, float, 0, _LARGEST, "not be negative"),
         default=60.0,
         help="least seconds between a run's checkpoints (default 60)",
     )

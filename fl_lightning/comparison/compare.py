@@ -145,12 +145,7 @@ def _makes(function: object, kind: type) -> bool:
 
 
 def as_strategies(methods: Mapping[str, FederatedStrategy | ServerRule]) -> dict[str, FederatedStrategy]:
-    """Methods as strategies.
-
-    Raises:
-        TypeError: one is neither a strategy nor a server rule.
-        ValueError: there is none, a name is taken by a bound, or they divide data differently.
-    """
+    """Methods as strategies."""
     if not isinstance(methods, Mapping) or not methods:
         raise ValueError(f"strategies must be a mapping with one method or more, found {shown(methods)}")
     made: dict[str, FederatedStrategy] = {}

@@ -36,11 +36,7 @@ def write_run(path: Path, record: FitRecord) -> None:
 
 
 def read_run(path: Path) -> FitRecord | None:
-    """What :func:`write_run` wrote, or ``None`` if there is no such file.
-
-    Raises:
-        ValueError: it is damaged, or of another version.
-    """
+    """What :func:`write_run` wrote, or ``None`` if there is no such file."""
     if not path.exists():
         return None
     try:
@@ -53,11 +49,7 @@ def read_run(path: Path) -> FitRecord | None:
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Keeps other commands out of a folder; where the system has no such locks, nothing does.
-
-    Raises:
-        RuntimeError: another command is at work there.
-    """
+    """Keeps other commands out of a folder; where the system has no such locks, nothing does."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
@@ -78,11 +70,7 @@ def owned(folder: Path) -> Iterator[None]:
 
 
 def check_configuration(folder: Path, configuration: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuses to mix runs of different configurations; parts that are new are added.
-
-    Raises:
-        ValueError: an entry is another one than that of the runs in this folder.
-    """
+    """Refuses to mix runs of different configurations; parts that are new are added."""
     file, new = folder / "configuration.json", json.loads(json.dumps(configuration))
     old = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     changed = [

@@ -65,9 +65,6 @@ class Plan:
         tuning_seeds: learning rates are picked with the first so many seeds on the project's own division, and the
             other repetitions run with the picked one alone; ``None``: each runs with every learning rate.
         divisions: how often the data are divided anew; each division runs with every seed.
-
-    Raises:
-        ValueError: there is no seed or learning rate, one stands twice, or there are fewer seeds than ``tuning_seeds``.
     """
 
     methods: tuple[str, ...]
@@ -132,11 +129,7 @@ class Plan:
 
 
 def seed_list(seeds: int | Sequence[int]) -> tuple[int, ...]:
-    """Seeds as people give them: how many, or which.
-
-    Raises:
-        ValueError: there are more than 1,000.
-    """
+    """Seeds as people give them: how many, or which."""
     count = seeds if isinstance(seeds, int) else len(seeds)
     if count > MOST:
         raise ValueError(

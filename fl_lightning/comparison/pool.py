@@ -31,9 +31,6 @@ def work(tasks: Mapping[Key, Task], jobs: int, done: Callable[[Key, Any], None])
         tasks: what to do, in this order.
         jobs: how many at a time.
         done: called with a task's result, or its :class:`Failure`. Others go on.
-
-    Raises:
-        RuntimeError: several at a time are not possible here.
     """
     if jobs == 1:
         for key, task in tasks.items():
@@ -51,7 +48,8 @@ def work(tasks: Mapping[Key, Task], jobs: int, done: Callable[[Key, Any], None])
                 slot = free.pop(0)
                 worker = start(_serving(task, slot), [worker for _, _, worker in busy.values()])
                 busy[worker.channel] = key, slot, worker
-            for channel in map(_connection, wait(list(busy))):
+            for ready in wait(list(busy)):
+                channel = cast("Connection", ready)
                 key, slot, worker = busy.pop(channel)
                 try:
                     message = channel.recv()
@@ -63,10 +61,6 @@ def work(tasks: Mapping[Key, Task], jobs: int, done: Callable[[Key, Any], None])
                 done(key, Failure(f"its process {ended}") if message is None else message[0])
     finally:
         stop([worker for _, _, worker in busy.values()])
-
-
-def _connection(ready: Any) -> Connection:
-    return cast("Connection", ready)
 
 
 def _serving(task: Task, slot: int) -> Callable[[Connection], None]:

@@ -55,15 +55,7 @@ class Project(Protocol):
 
 
 class ObjectProject:
-    """A project in Python objects, as :func:`fl_lightning.compare` takes them.
-
-    Args:
-        model: makes the module.
-        data: the data, or a function that makes them; ``None`` if the module has them with it.
-        trainer: makes the trainer.
-        partition: how to divide data that is not divided.
-        seed: of this division.
-    """
+    """A project in Python objects, as :func:`fl_lightning.compare` takes them."""
 
     def __init__(
         self,
@@ -102,11 +94,7 @@ class ObjectProject:
 
 
 def rate_name(model: Callable[..., Any]) -> str:
-    """The name under which a function takes a learning rate.
-
-    Raises:
-        ValueError: it takes none.
-    """
+    """The name under which a function takes a learning rate."""
     parameters = inspect.signature(model).parameters
     for name in RATE_NAMES:
         if name in parameters:
@@ -120,11 +108,7 @@ def rate_name(model: Callable[..., Any]) -> str:
 def divided(
     data: object, module: LightningModule, partition: object, seed: int, division: int = 0
 ) -> FederatedDataModule:
-    """Data divided among clients: as they say, or by a strategy's partition.
-
-    Raises:
-        ValueError: nothing says how to divide them.
-    """
+    """Data divided among clients: as they say, or by a strategy's partition."""
     if isinstance(data, FederatedDataModule):
         return data.divided_anew(data.seed + division) if division else data
     source: Any = module if data is None else data
@@ -146,11 +130,7 @@ def division(partition: object, seed: int) -> dict[str, Any]:
 
 
 def bare(trainer: Trainer) -> Trainer:
-    """Takes from a trainer what one of many runs has no use for: bars, summaries, and checkpoints of its own.
-
-    Raises:
-        ValueError: it does not say how many rounds there are, or has several devices.
-    """
+    """Takes from a trainer what one of many runs has no use for: bars, summaries, and checkpoints of its own."""
     if trainer.max_epochs is None or trainer.max_epochs < 1:
         raise ValueError(f"max_epochs of the trainer must be a positive number of rounds, found {trainer.max_epochs}")
     ranks = getattr(trainer.strategy, "ranks", None)

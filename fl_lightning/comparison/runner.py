@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import shutil
+import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -17,15 +20,18 @@ import torch
 
 from fl_lightning.comparison.bounds import OneLearner, bound_strategy, merged
 from fl_lightning.comparison.files import read_run, write_run
-from fl_lightning.comparison.fit import fit
 from fl_lightning.comparison.plan import Run, file_name
 from fl_lightning.comparison.project import Parts, Project
 from fl_lightning.core.seeding import isolated
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.sources import defines
 from fl_lightning.fit.strategy import FederatedStrategy
+from fl_lightning.lightning.checkpoint_io import newest_checkpoint
+from fl_lightning.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.report import FitRecord
+from fl_lightning.report.callbacks.fit_recorder import FitRecorder
 from fl_lightning.report.conclusion import LOCAL, POOLED
+from fl_lightning.report.record_builder import RecordBuilder
 
 
 @dataclass(frozen=True)
@@ -76,11 +82,7 @@ class Runner:
         write_run(self.folder / "timings" / f"{file_name(run.method)}.json", record)
 
     def check_divisions(self, run: Run) -> None:
-        """Refuses divisions that would all be the same.
-
-        Raises:
-            ValueError: nothing about the division follows from the seed of the data.
-        """
+        """Refuses divisions that would all be the same."""
         found = []
         for division in (0, 1):
             one = replace(run, division=division)
@@ -177,3 +179,61 @@ def _quiet(path: Path) -> Iterator[None]:
             for handler, stream in zip(handlers, streams, strict=True):
                 if stream is not None:
                     handler.setStream(stream)
+
+
+class _Saves(Callback):
+    """Saves a checkpoint between rounds now and then."""
+
+    def __init__(self, folder: Path, save_seconds: float) -> None:
+        self._file, self._save_seconds, self._saved = folder / "newest.ckpt", save_seconds, time.perf_counter()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A round and its validation are over."""
+        if time.perf_counter() - self._saved >= self._save_seconds:
+            trainer.save_checkpoint(self._file)
+            self._saved = time.perf_counter()
+
+
+def fit(parts: Parts, folder: Path | None = None, save_seconds: float = 0.0) -> FitRecord:
+    """Trains, from the newest checkpoint if there is one, and evaluates.
+
+    Args:
+        parts: what to train; the trainer gets callbacks.
+        folder: for checkpoints; ``None``: none are written or read.
+        save_seconds: least time between two of them.
+    """
+    recorder, module, data, trainer = FitRecorder(), parts.module, parts.data, parts.trainer
+    trainer.callbacks += [recorder]  # type: ignore[attr-defined]
+    options: dict[str, Any] = {}
+    if folder is not None:
+        trainer.callbacks += [_Saves(folder, save_seconds)]  # type: ignore[attr-defined]
+        found = newest_checkpoint(folder, weights_only=False) if folder.exists() else None
+        # A file of ours: hyperparameters of all kinds may be in it.
+        own = {"ckpt_path": found, "weights_only": False}
+        known = inspect.signature(trainer.fit).parameters
+        options = {} if found is None else {name: value for name, value in own.items() if name in known}
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        trainer.fit(module, data, **options)
+        if defines(data, "test_dataloader"):
+            trainer.test(module, data, verbose=False)
+        record = recorder.record
+        last = record.last_values("val")
+        if defines(data, "val_dataloader") and (last is None or last.round < trainer.current_epoch):
+            return _validated(record, parts)
+    except SystemExit:
+        if trainer.interrupted:
+            signal.signal(signal.SIGINT, handler)  # Lightning lets it be ignored, because it ends the process
+            raise KeyboardInterrupt from None
+        raise
+    return record
+
+
+def _validated(record: FitRecord, parts: Parts) -> FitRecord:
+    """The record with a validation at the end of the fit, where the last one lies some rounds back."""
+    parts.trainer.validate(parts.module, parts.data, verbose=False)
+    found = parts.trainer.strategy.last_evaluation  # type: ignore[attr-defined]
+    builder = RecordBuilder(record)
+    if found is not None and found.stage == "val":
+        builder.add_evaluation(found)
+    return builder.record()

@@ -56,9 +56,6 @@ def measure_of(
         test_metric: the test metric that belongs to it; default the one whose name has ``test`` for ``val``, or else
             the one of the same name.
         select: what to pick by.
-
-    Raises:
-        ValueError: there is no such metric, or no data to pick or report on.
     """
     val, test = (_modes(record, stage) for stage in STAGES)
     if not val and (several_rates or not test):

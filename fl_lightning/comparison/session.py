@@ -24,7 +24,7 @@ from fl_lightning.comparison.selection import Measure, Rule, chosen_rates, measu
 from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.report import FitRecord
 from fl_lightning.report.conclusion import LOCAL
-from fl_lightning.report.number_formats import duration
+from fl_lightning.report.number_formats import duration, plural
 from fl_lightning.report.runs_of_a_method import by_method, seconds_of
 from fl_lightning.report.summary import summaries
 
@@ -40,9 +40,6 @@ class Session:
         project: makes module, data and trainer.
         methods: the methods by name.
         base: says how the clients of the bounds train.
-
-    Raises:
-        ValueError: there is no seed or learning rate, one stands twice, or an option has no meaning.
     """
 
     project: Project
@@ -132,11 +129,7 @@ class Session:
         return measure_of(next(iter(records)), several, self.metric, self.test_metric, self.select)
 
     def _timed(self, left: list[Run], proven: bool) -> dict[str, FitRecord]:
-        """A timed round of each method; one that has runs to do and was not timed before is timed.
-
-        Raises:
-            RuntimeError: no round could be timed, and nothing says that the project can train.
-        """
+        """A timed round of each method; one that has runs to do and was not timed before is timed."""
         failed = dict[str, str]()
         firsts = {run.method: run for run in reversed(left) if self.runner.timed(run.method) is None}
         tasks = {run: partial(self.runner.time, run) for method in self.plan.methods if (run := firsts.get(method))}
@@ -159,9 +152,9 @@ class Session:
         """What is to be done and how long it will take."""
         plan, width = self.plan, max(map(len, self.plan.methods))
         word = "seed" if plan.divisions == 1 else "repetition"
-        each = f"{_several(plan.learning_rates, 'learning rate')} x {_several(plan.picking, word)}"
+        each = f"{plural(len(plan.learning_rates), 'learning rate')} x {plural(len(plan.picking), word)}"
         if plan.others:
-            each = f"({each}, {_several(plan.others, word)} more with the picked one)"
+            each = f"({each}, {plural(len(plan.others), word)} more with the picked one)"
         done = len(plan) - sum(counts.values())
         lines = [f"{len(plan.methods)} methods x {each} = {len(plan)} runs, of which {done} are finished"]
         for method in filter(counts.get, plan.methods):
@@ -206,10 +199,6 @@ def _seconds(record: FitRecord, method: str) -> float:
     """What a run will take, by one timed round; clients that train alone do so one after the other."""
     fits = sum(size > 0 for size in record.client_sizes) if method == LOCAL else 1
     return fits * (record.planned_rounds or 1) * sum(seconds_of(record).values())
-
-
-def _several(values: Sequence[object], word: str) -> str:
-    return f"{len(values)} {word}{'s' * (len(values) > 1)}"
 
 
 def _say(text: str) -> None:

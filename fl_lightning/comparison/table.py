@@ -20,12 +20,7 @@ _WORDS = {"mean": "the mean over the clients", "worst_10": "the mean over the wo
 
 
 def table_text(rows: Sequence[MethodSummary], width: int | None = WIDTH) -> str:
-    """The table.
-
-    Args:
-        rows: one per method.
-        width: long names are cut short so that no line has more characters; ``None``: all names are whole.
-    """
+    """The table; long names are cut short where a line would have more than ``width`` characters."""
     names, clients = max(len(row.method) for row in rows), max(len(row.worst_client) for row in rows)
     while True:
         lines = _lines(rows, names, clients)

@@ -21,9 +21,6 @@ _REPLACED = ("seed_everything", "ckpt_path", "weights_only", "trainer.default_ro
 class YamlProject:
     """A project in YAML, as ``python -m fl_lightning fit`` takes it.
 
-    Args:
-        options: what to give to LightningCLI's ``fit``, such as ``["--config", "project.yaml"]``.
-
     Attributes:
         strategy: as the file says; methods take the place of its ``algorithm``.
 
@@ -58,11 +55,7 @@ class YamlProject:
         return None if place is None else float(self._config["fit"][place])
 
     def check_learning_rates(self) -> None:
-        """Refuses learning rates where nothing in the file can be replaced by them.
-
-        Raises:
-            ValueError: there is nothing.
-        """
+        """Refuses learning rates where nothing in the file can be replaced by them."""
         if self._rate_place() is None:
             raise ValueError(
                 "the learning rates of --lr replace optimizer.init_args.lr, the model's argument lr or learning_rate, "

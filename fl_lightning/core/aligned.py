@@ -25,13 +25,7 @@ def padded(count: int, dtype: torch.dtype) -> int:
 
 
 def empty_rows(number: int, like: Tensor, device: torch.device | None = None) -> Tensor:
-    """Uninitialised memory ``[number, n]``; rows are contiguous and start at boundaries.
-
-    Args:
-        number: of rows.
-        like: ``[n]`` or ``[any, n]``, with the rows' length, dtype and device.
-        device: another device.
-    """
+    """Uninitialised memory ``[number, n]`` as ``like`` ``[..., n]`` has it; rows are contiguous, from boundaries on."""
     n, device = like.shape[-1], device or like.device
     return torch.empty(number, padded(n, like.dtype), dtype=like.dtype, device=device)[:, :n]
 

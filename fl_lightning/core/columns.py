@@ -40,9 +40,6 @@ class Columns:
             the same places. Their first dimensions are the second argument.
         note: is told of numbers that must be the same on all shares, such as the coefficients of a step, so that shares
             that came to others can be found out.
-
-    Raises:
-        ValueError: a border or the share's number breaks the rules above.
     """
 
     borders: tuple[int, ...]

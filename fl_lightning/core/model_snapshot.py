@@ -38,12 +38,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Layers:
-    """Some layers of a module.
-
-    Attributes:
-        parameters: names of their trained parameters.
-        buffers: names of their persistent buffers.
-    """
+    """Some layers of a module."""
 
     parameters: frozenset[str]
     buffers: frozenset[str]
@@ -70,11 +65,7 @@ class ModelPart:
     find: Callable[[nn.Module, ParamLayout], Layers]
 
     def completed(self, module: nn.Module, parameters: Sequence[nn.Parameter], layout: ParamLayout) -> Snapshot:
-        """The module's present model, with these layers in the places of its own.
-
-        Raises:
-            ValueError: the layers are not those of the module.
-        """
+        """The module's present model, with these layers in the places of its own."""
         values, layers = self.values.to(parameters[0].device), self.find(module, layout)
         params = layout.flatten(parameters)
         put_flat(values.params, layers.of(layout.views(params), layout))
@@ -84,11 +75,7 @@ class ModelPart:
 
 
 def put_flat(flat: Tensor, into: Sequence[Tensor]) -> None:
-    """Writes a vector into tensors, one after the other.
-
-    Raises:
-        ValueError: it has another length than they have together.
-    """
+    """Writes a vector into tensors, one after the other."""
     sizes = [tensor.numel() for tensor in into]
     if len(flat) != sum(sizes):
         raise ValueError(f"a client's layers must have {sum(sizes)} parameters, found {len(flat)}")
@@ -167,11 +154,7 @@ def _buffer_slots(parts: Sequence[tuple[str, nn.Module]]) -> list[tuple[nn.Modul
 
 
 def unpack(packed: Tensor, into: Sequence[Tensor]) -> None:
-    """Writes what :func:`packed` returned into the tensors.
-
-    Raises:
-        ValueError: they have another size.
-    """
+    """Writes what :func:`packed` returned into the tensors."""
     sizes = [value.numel() * value.element_size() for value in into]
     if packed.numel() != sum(sizes):
         raise ValueError(f"a client's stored model must have {sum(sizes)} B of buffers, found {packed.numel()} B")

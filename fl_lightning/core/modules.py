@@ -100,12 +100,7 @@ def all_buffers_of(module: nn.Module) -> list[_Buffer]:
 
 
 def trained_parameters(module: nn.Module, trained: Collection[str] | None) -> dict[str, nn.Parameter]:
-    """The parameters of a module that are trained, by name.
-
-    Args:
-        module: the module.
-        trained: their names; ``None``: all that require gradients.
-    """
+    """The parameters of a module that are trained, by name; those that require gradients if nobody names them."""
     names = None if trained is None else frozenset(trained)
     return {n: p for n, p in module.named_parameters() if (p.requires_grad if names is None else n in names)}
 

@@ -41,12 +41,7 @@ def seed_all(seed: int, device: torch.device) -> None:
 
 @contextmanager
 def isolated(seed: int, device: torch.device) -> Iterator[None]:
-    """Runs the body with all generators seeded, and gives the outer ones their states back.
-
-    Args:
-        seed: seed for torch, numpy and Python.
-        device: the device whose generator is seeded besides the CPU's.
-    """
+    """Runs the body with all generators of the CPU and the device seeded, and gives them their states back."""
     python, numpy, cpu = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
     on_device = _device_state(device)
     seed_all(seed, device)

@@ -208,11 +208,7 @@ def check_clients_per_round(clients_per_round: int | float) -> None:
 
 
 def cohort_size(clients_per_round: int | float, num_clients: int) -> int:
-    """The number of clients in a round: an int is a count, a float a fraction (rounded up); both are checked already.
-
-    Raises:
-        ValueError: the count is above the number of clients.
-    """
+    """The number of clients in a round, by an argument that was checked: a count, or a fraction (rounded up)."""
     if isinstance(clients_per_round, int):
         if clients_per_round > num_clients:
             raise ValueError(f"clients_per_round must be at most the {num_clients} clients, found {clients_per_round}")

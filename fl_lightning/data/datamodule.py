@@ -17,7 +17,7 @@ from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.division import Division
 from fl_lightning.data.matched_split import label_counts
 from fl_lightning.data.partitions import Partition
-from fl_lightning.data.sources import AnyDataset, DatasetModule, StageLoaders, check_dataset, defines, hide
+from fl_lightning.data.sources import AnyDataset, StageLoaders, check_dataset, defines, hide
 from fl_lightning.lightning.inspection import TRANSFER_HOOKS
 from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer
 
@@ -95,7 +95,7 @@ class FederatedDataModule(LightningDataModule):
             for name, dataset in (("data", data), *given.items()):
                 check_dataset(name, dataset)
             size = batch_size or 32
-            self.data = DatasetModule({"train": data, **given}, size, eval_batch_size or size)
+            self.data = StageLoaders.of_datasets({"train": data, **given}, size, eval_batch_size or size)
         check("partition of FederatedDataModule", partition, Partition | Sequence[Any], FILLED)
         if evaluation == "independent" and not isinstance(partition, Partition):
             raise ValueError("evaluation must be 'matched' or 'shared' for ready index vectors, found 'independent'")

@@ -28,15 +28,7 @@ _LABEL_KEYS = ("label", "labels", "target", "targets")
 
 
 def num_samples(dataset: object, name: str = "dataset") -> int:
-    """Length of a map-style dataset.
-
-    Args:
-        dataset: the dataset.
-        name: what an error calls it.
-
-    Raises:
-        TypeError: the dataset has no length.
-    """
+    """Length of a map-style dataset, which errors call by its name."""
     try:
         readable = not isinstance(dataset, Tensor) or has_numbers(dataset)
         if readable and isinstance(dataset, Sized) and not isinstance(dataset, (str, type)):
@@ -47,11 +39,7 @@ def num_samples(dataset: object, name: str = "dataset") -> int:
 
 
 def integer_vector(name: str, values: Any, flags: bool = True) -> Tensor:
-    """``[n]`` int64, on the device of ``values``.
-
-    Raises:
-        ValueError: they are something else.
-    """
+    """``[n]`` int64, on the device of ``values``."""
     try:
         vector: Tensor | None = torch.as_tensor(values)
     except (OverflowError, RuntimeError, TypeError, ValueError):
@@ -112,12 +100,8 @@ def labels_at_hand(dataset: object) -> np.ndarray[Any, Any] | None:
 
 
 def attribute_of(dataset: object, name: str) -> np.ndarray[Any, Any]:
-    """Values of an attribute with one entry per sample, also behind ``Subset`` and ``ConcatDataset``.
-
-    Raises:
-        ValueError: the dataset has no such attribute.
-    """
-    found = _attribute(dataset, name)
+    """Values of an attribute with one entry per sample, also behind ``Subset`` and ``ConcatDataset``."""
+    found = _column(dataset, name)
     if found is None:
         raise ValueError(
             f"dataset must have an attribute {name!r} with {num_samples(dataset)} entries, found none in "
@@ -174,27 +158,24 @@ class Samples:
 
 
 def _known(dataset: object) -> np.ndarray[Any, Any] | None:
-    for name in ("targets", "labels"):
-        found = _own(dataset, name)
-        if found is not None:
-            return found
-    if isinstance(dataset, Subset):
-        return _of_subset(dataset, _known(dataset.dataset))
-    if isinstance(dataset, ConcatDataset):
-        return _concatenated([_known(part) for part in dataset.datasets])
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) > 1:
-        return _array(dataset.tensors[-1])
-    return None
+    """Labels that take no pass over the data."""
+    return _column(dataset, "targets", "labels", last_tensor=True)
 
 
-def _attribute(dataset: object, name: str) -> np.ndarray[Any, Any] | None:
-    found = _own(dataset, name)
+def _column(dataset: object, *names: str, last_tensor: bool = False) -> np.ndarray[Any, Any] | None:
+    """The first attribute with an entry per sample, perhaps the last tensor; also behind torch's wrappers."""
+    found = next((own for name in names if (own := _own(dataset, name)) is not None), None)
     if found is not None:
         return found
     if isinstance(dataset, Subset):
-        return _of_subset(dataset, _attribute(dataset.dataset, name))
+        inner = _column(dataset.dataset, *names, last_tensor=last_tensor)
+        return None if inner is None else inner[np.asarray(dataset.indices, dtype=np.int64)]
     if isinstance(dataset, ConcatDataset):
-        return _concatenated([_attribute(part, name) for part in dataset.datasets])
+        parts = [_column(part, *names, last_tensor=last_tensor) for part in dataset.datasets]
+        known = [part for part in parts if part is not None]
+        return np.concatenate(known) if len(known) == len(parts) else None
+    if last_tensor and isinstance(dataset, TensorDataset) and len(dataset.tensors) > 1:
+        return _array(dataset.tensors[-1])
     return None
 
 
@@ -206,15 +187,6 @@ def _own(dataset: object, name: str) -> np.ndarray[Any, Any] | None:
     if isinstance(value, Tensor) and value.dim() == 0:
         return None
     return _array(value) if len(value) == num_samples(dataset) else None
-
-
-def _of_subset(subset: Subset[Any], found: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any] | None:
-    return None if found is None else found[np.asarray(subset.indices, dtype=np.int64)]
-
-
-def _concatenated(parts: list[np.ndarray[Any, Any] | None]) -> np.ndarray[Any, Any] | None:
-    found = [part for part in parts if part is not None]
-    return np.concatenate(found) if len(found) == len(parts) else None
 
 
 def _read(dataset: Any, label: Callable[[Any], Any], name: str, hint: str) -> np.ndarray[Any, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from fl_lightning.arguments import checked
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.labels import integer_vector
+from fl_lightning.data.partition_functions import parts_of
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -62,8 +63,7 @@ def matched_split(train_labels: Tensor, train_parts: Sequence[Tensor], eval_labe
     for column in range(len(classes)):
         members = np.flatnonzero(eval_class == column)
         owner[rng.permutation(members)] = np.repeat(np.arange(num_clients), share[:, column])
-    flat = torch.from_numpy(np.argsort(owner, kind="stable"))
-    return list(torch.split(flat, share.sum(axis=1).tolist()))
+    return parts_of(owner, num_clients)
 
 
 @checked()
@@ -83,15 +83,13 @@ def label_counts(labels: Tensor, parts: Sequence[Tensor], classes: Tensor | None
     """
     labels = integer_vector("labels", labels)
     known = torch.unique(labels) if classes is None else integer_vector("classes", classes)
-    columns = torch.searchsorted(known, labels).clamp_(max=max(len(known) - 1, 0))
-    if len(labels) and not torch.equal(known[columns], labels):
+    if not bool(torch.isin(labels, known).all()):
         raise ValueError(f"classes must hold every label, found {known.tolist()} and labels beyond them")
-    rows = [torch.bincount(columns[part], minlength=len(known)) for part in parts]
-    return torch.stack(rows) if rows else torch.zeros(0, len(known), dtype=torch.int64)
+    return torch.from_numpy(_counts(labels.cpu().numpy(), parts, known.cpu().numpy()))
 
 
 def _counts(labels: _Ints, parts: Sequence[Tensor], classes: _Ints) -> _Ints:
-    """``[N, C]`` training samples of each client in each evaluation class."""
+    """``[N, C]`` samples of each client in each of some classes, which ascend."""
     counts = np.zeros((len(parts), len(classes)), dtype=np.int64)
     if len(classes) == 0:
         return counts

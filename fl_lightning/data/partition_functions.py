@@ -171,21 +171,13 @@ def generator(seed: int, name: str) -> np.random.Generator:
 
 
 def check_clients(num_clients: int, num_samples: int) -> None:
-    """Refuses more clients than samples.
-
-    Raises:
-        ValueError: there are more.
-    """
+    """Refuses more clients than samples."""
     if not 1 <= num_clients <= num_samples:
         raise ValueError(f"num_clients must lie between 1 and the {num_samples} samples, found {num_clients}")
 
 
 def by_class(labels: Tensor | Sequence[int]) -> tuple[list[Ints], list[int]]:
-    """Ascending sample indices of each class, and the classes in ascending order.
-
-    Raises:
-        ValueError: labels are no filled vector of integers.
-    """
+    """Ascending sample indices of each class, and the classes in ascending order."""
     vector = integer_vector("labels", labels)
     if vector.numel() == 0:
         raise ValueError("labels must not be empty, found shape [0]")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fl_lightning.arguments import ANY, FILLED, Bounds, check, checked
@@ -218,9 +217,7 @@ class ByKey(Partition):
         unknown = partitions.distinct_keys([key for key in keys if key not in among])
         client_of = {key: client for client, key in enumerate([*known, *unknown])}
         owner = np.array([client_of[key] for key in keys], dtype=np.int64)
-        flat = torch.from_numpy(np.argsort(owner, kind="stable"))
-        sizes = np.bincount(owner, minlength=len(client_of)).tolist()
-        return list(torch.split(flat, sizes)), tuple(map(_name, unknown))
+        return partitions.parts_of(owner, len(client_of)), tuple(map(_name, unknown))
 
     def names(self, train: Samples) -> tuple[str, ...] | None:
         """The keys."""

@@ -28,66 +28,38 @@ else:
     AnyDataset = Dataset | DataLoader  # jsonargparse accepts no arguments of a subclass of `Dataset[Any]`
 
 
-class DatasetModule(LightningDataModule):
-    """Datasets and DataLoaders as a LightningDataModule. A training set is shuffled; loaders are taken as they are.
-
-    Args:
-        datasets: dataset or loader of each stage: ``"train"`` and any of ``"val"``, ``"test"``, ``"predict"``.
-        batch_size: samples per training batch of a dataset.
-        eval_batch_size: samples per batch of the other stages' datasets.
-    """
-
-    def __init__(self, datasets: dict[str, AnyDataset], batch_size: int, eval_batch_size: int) -> None:
-        super().__init__()
-        self.datasets = datasets
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
-        hide(self, [f"{stage}_dataloader" for stage in ("val", "test", "predict") if stage not in datasets])
-
-    def _loader(self, stage: str) -> DataLoader[Any]:
-        data = self.datasets[stage]
-        if isinstance(data, DataLoader):
-            return data
-        if stage == "train":
-            return DataLoader(data, batch_size=self.batch_size, shuffle=True)
-        # By its name: for predictions Lightning makes the loader anew with a batch sampler in place of the size.
-        return DataLoader(data, batch_size=self.eval_batch_size)
-
-    def train_dataloader(self) -> DataLoader[Any]:
-        """The training data."""
-        return self._loader("train")
-
-    def val_dataloader(self) -> DataLoader[Any]:
-        """The validation data."""
-        return self._loader("val")
-
-    def test_dataloader(self) -> DataLoader[Any]:
-        """The test data."""
-        return self._loader("test")
-
-    def predict_dataloader(self) -> DataLoader[Any]:
-        """The data to predict."""
-        return self._loader("predict")
-
-
 class StageLoaders(LightningDataModule):
-    """What a Trainer takes loaders from, stage by stage, as a LightningDataModule.
+    """Loaders from several places, stage by stage, as a LightningDataModule.
 
     Modules are prepared and set up, but for the one that the trainer runs, because Lightning does that.
 
     Args:
         owners: of each stage: a LightningModule or LightningDataModule with the stage's method, or its loaders.
+        names: what errors call loaders that are no module's; default as ``Trainer.fit`` does.
     """
 
-    def __init__(self, owners: Mapping[str, Any]) -> None:
+    def __init__(self, owners: Mapping[str, Any], names: Mapping[str, str] | None = None) -> None:
         super().__init__()
         self.owners = dict(owners)
+        self.names = {stage: f"{stage}_dataloaders" for stage in STAGES} if names is None else names
         hide(self, [f"{stage}_dataloader" for stage in STAGES if stage not in owners])
 
     @classmethod
     def of_module(cls, module: LightningModule) -> StageLoaders:
         """The loaders that a LightningModule has with it."""
         return cls({stage: module for stage in STAGES if defines(module, f"{stage}_dataloader")})
+
+    @classmethod
+    def of_datasets(cls, datasets: Mapping[str, AnyDataset], batch_size: int, eval_batch_size: int) -> StageLoaders:
+        """Loaders of datasets, which shuffle in training alone; what is a loader is taken as it is."""
+        sizes = {"train": batch_size}
+        owners = {
+            stage: data
+            if isinstance(data, DataLoader)
+            else DataLoader(data, batch_size=sizes.get(stage, eval_batch_size), shuffle=stage == "train")
+            for stage, data in datasets.items()
+        }
+        return cls(owners, {stage: "data" if stage == "train" else stage for stage in owners})
 
     def _modules(self) -> list[Any]:
         modules = {id(owner): owner for owner in self.owners.values() if is_module(owner)}
@@ -150,11 +122,7 @@ def hide(module: LightningDataModule, methods: Iterable[str]) -> None:
 
 
 def check_dataset(name: str, dataset: object) -> None:
-    """Refuses what cannot be divided among clients.
-
-    Raises:
-        TypeError: neither a loader nor a map-style dataset; the message says what was found.
-    """
+    """Refuses what cannot be divided among clients."""
     if isinstance(dataset, DataLoader):
         return  # LoaderSettings looks at it
     if isinstance(dataset, IterableDataset):
@@ -191,10 +159,12 @@ def check_dataset(name: str, dataset: object) -> None:
 
 def loader_name(module: LightningDataModule, stage: str) -> str:
     """The name of a stage's loader in errors, as the user wrote it."""
-    if isinstance(module, DatasetModule):
-        return "data" if stage == "train" else stage
-    owner = module.owners[stage] if isinstance(module, StageLoaders) else module
-    return f"{type(owner).__name__}.{stage}_dataloader()" if is_module(owner) else f"{stage}_dataloaders"
+    owner: Any = module
+    if isinstance(module, StageLoaders):
+        owner = module.owners[stage]
+        if not is_module(owner):
+            return module.names[stage]
+    return f"{type(owner).__name__}.{stage}_dataloader()"
 
 
 def only_loader(loaders: Any) -> Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import torch
@@ -17,9 +18,12 @@ from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.module_visits import Left
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.clients.upload import Upload
-from fl_lightning.federation.door import COMPANIONS, LARGEST, MisfitError, loss, read, said
+from fl_lightning.federation.door import COMPANIONS, LARGEST, OUTLIER, MisfitError, loss, read, said
 from fl_lightning.federation.messages import ClientMessage
 from fl_lightning.federation.module_state import HomeModule
+
+_FAR = (torch.float32, torch.float64, torch.bfloat16)
+"""Dtypes in which numbers may be large."""
 
 
 class LostClientsError(Exception):
@@ -59,6 +63,8 @@ class Fitting:
             except MisfitError as flaw:  # noqa: PERF203 - once per client and round
                 misfits[client] = str(flaw)
         odd = _odd_ones(fitting)
+        if self.needs.client_lr or self.needs.full_gradients:
+            odd |= _fast_ones(fitting)
         return {client: answer for client, answer in fitting.items() if client not in odd}, misfits | odd
 
     def _fitting(self, client: int, answer: ClientMessage) -> ClientMessage:
@@ -77,9 +83,6 @@ class Fitting:
             if row.shape != theta.shape or row.dtype != theta.dtype:
                 found = f"{row.dtype} {list(row.shape)}"
                 raise MisfitError(f"its {said(name)} must be {theta.dtype} {list(theta.shape)}, found {found}")
-            low, high = row.aminmax()
-            if max(-float(low), float(high)) > LARGEST:  # NaN is found where losses and buffers are, in one pass
-                raise MisfitError(f"its {said(name)} must lie between -{LARGEST:g} and {LARGEST:g}, found others")
         known = self.bank.global_values()
         odd = [name for name, value in answer.buffers.items() if name in known and value.dtype != known[name].dtype]
         if odd:
@@ -88,6 +91,9 @@ class Fitting:
             )
         if any(value.is_complex() for value in answer.extras.values()):
             raise MisfitError("its extras must be real, found complex ones")
+        for name, values in {**rows, **{f"extra {name!r}": value for name, value in answer.extras.items()}}.items():
+            if _is_large(values):  # NaN is found where losses and buffers are, in one pass
+                raise MisfitError(f"its {said(name)} must lie between -{LARGEST:g} and {LARGEST:g}, found others")
         try:
             self.bank.report_with(answer.size, answer.buffers)
         except (ValueError, KeyError) as error:
@@ -131,6 +137,24 @@ def losses_of(
     if lost:
         raise LostClientsError(lost)
     return torch.tensor(found, dtype=torch.float64)
+
+
+def _is_large(values: Tensor) -> bool:
+    if values.numel() == 0 or values.dtype not in _FAR:
+        return False
+    low, high = values.aminmax()
+    return max(-float(low), float(high)) > LARGEST
+
+
+def _fast_ones(answers: Mapping[int, ClientMessage]) -> dict[int, str]:
+    """Clients that do not share the others' learning rate, whose mean a method takes for the rate of all."""
+    rates = {client: answer.client_lr for client, answer in answers.items() if answer.client_lr is not None}
+    most = OUTLIER * median(rates.values()) if rates else 0.0
+    return {
+        client: f"its learning rate must be at most {OUTLIER} times the median, {most:g}, found {rate:g}"
+        for client, rate in rates.items()
+        if rate > most > 0
+    }
 
 
 def _odd_ones(answers: Mapping[int, ClientMessage]) -> dict[int, str]:

@@ -34,7 +34,9 @@ NAME = Text("1 to 200 printable characters", lambda text: 0 < len(text) <= 200 a
 FEDERATION = Text("1 to 32 hexadecimal digits", lambda text: re.fullmatch(r"[0-9a-f]{1,32}", text) is not None)
 """It becomes the name of a folder at every client."""
 LARGEST = 1e30
-"""Of an update, by absolute value: products of two such numbers and sums of many are finite."""
+"""Of an update and of extras, by absolute value: products of two such numbers and sums of many are finite."""
+OUTLIER = 100
+"""Where one client's number sets something for all others, so many times the median does not count."""
 ENTRIES = 100_000
 """Of a message: all that lies in its lists and mappings, keys and tensors among it."""
 COMPANIONS = 16

@@ -213,9 +213,9 @@ def _made(path: str, num_clients: int) -> FederatedServer:
 
 
 def _plain(value: Any) -> Any:
-    """A message as NVFlare writes it: dicts, lists, tuples, numbers, strings, and whole tensors on the CPU."""
+    """A message as NVFlare writes it: dicts, lists, numbers, strings, and contiguous tensors on the CPU."""
     if isinstance(value, Tensor):
         return value.detach().cpu().contiguous()
     if isinstance(value, Mapping):
         return {key: _plain(entry) for key, entry in value.items()}
-    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+    return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value

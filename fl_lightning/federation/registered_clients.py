@@ -13,14 +13,12 @@ from torch import Tensor
 
 from fl_lightning.algorithms.records import mean_rate
 from fl_lightning.arguments import altered, trusted
-from fl_lightning.federation.door import MisfitError, read, said
+from fl_lightning.federation.door import OUTLIER, MisfitError, read, said
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.names import rank_zero_warn
 
 _MUST_AGREE = ("method", "arguments", "layout", "clients", "settings")
-_OUTLIER = 100
-"""A client says how long a round is to all others, too: so many times the median does not count."""
 _WARNINGS = 32
 
 
@@ -71,11 +69,11 @@ class RegisteredClients:
     def _mean_steps(self) -> int | None:
         """Mean optimizer steps of a visit, rounded up, over the known clients with data; ``None`` without any."""
         steps = {client: known.steps for client, known in self._known.items() if known.steps > 0}
-        most = _OUTLIER * median(steps.values()) if steps else 0
+        most = OUTLIER * median(steps.values()) if steps else 0
         odd = {client: number for client, number in steps.items() if number > most}
         if odd:
             rank_zero_warn(
-                f"the length of a round must not follow clients {odd}, which say that they take more than {_OUTLIER} "
+                f"the length of a round must not follow clients {odd}, which say that they take more than {OUTLIER} "
                 "times as many steps as the median: it is the mean of the others"
             )
         usual = [number for client, number in steps.items() if client not in odd]

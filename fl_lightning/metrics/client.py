@@ -18,6 +18,7 @@ from torchmetrics import Metric
 
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.metrics import functional as F
+from fl_lightning.metrics.group_frame import client_numbers
 
 
 class _PerClient(Metric, ABC):
@@ -45,22 +46,13 @@ class _PerClient(Metric, ABC):
             ValueError: shapes differ, an id is out of range or no integer, or a value is not finite.
         """
         flat = values.detach().reshape(-1).to(self.sums)
-        ids = torch.as_tensor(client_ids, device=self.counts.device)
-        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise ValueError(f"client_ids must be integers, found dtype {ids.dtype}")
-        ids = ids.expand_as(flat) if ids.dim() == 0 else ids.reshape(-1)
-        if ids.shape != flat.shape:
-            raise ValueError(f"client_ids must name the client of each of {len(flat)} values, found {len(ids)} ids")
-        outside = (ids < 0) | (ids >= self.num_clients)
-        if bool(outside.any()):
-            found = sorted(set(ids[outside].tolist()))
-            raise ValueError(f"client_ids must be in [0, {self.num_clients}), found {found}")
+        ids = client_numbers(client_ids, flat, self.num_clients)
         finite = flat.isfinite()
         if not bool(finite.all()):
             found = sorted(set(ids[~finite].tolist()))
             raise ValueError(f"values must be finite, found others for clients {found}")
-        self.sums.index_add_(0, ids.long(), flat)
-        self.counts.index_add_(0, ids.long(), torch.ones_like(ids, dtype=torch.int64))
+        self.sums.index_add_(0, ids, flat)
+        self.counts.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int64))
 
     def client_values(self) -> Tensor:
         """``[num_clients]`` averages of the samples seen by this process; NaN for clients without a sample."""
@@ -162,7 +154,7 @@ class WorstFraction(_PerClient):
         return F.worst_fraction(values, self.fraction, self.larger_is_better)
 
 
-class BestFraction(_PerClient):
+class BestFraction(WorstFraction):
     r"""Mean of the clients' averages over the best clients, :math:`k = \max(1, \operatorname{round}(fraction \, N))`.
 
     .. math::
@@ -182,12 +174,6 @@ class BestFraction(_PerClient):
         >>> metric.compute()
         tensor(0.9000, dtype=torch.float64)
     """
-
-    @checked(num_clients=Bounds(1), fraction=Bounds(above=0, most=1))
-    def __init__(self, num_clients: int, fraction: float, larger_is_better: bool = True) -> None:
-        super().__init__(num_clients)
-        self.fraction = fraction
-        self.larger_is_better = larger_is_better
 
     def _statistic(self, values: Tensor) -> Tensor:
         return F.best_fraction(values, self.fraction, self.larger_is_better)

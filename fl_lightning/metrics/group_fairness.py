@@ -14,7 +14,16 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.arguments import Bounds, checked
-from fl_lightning.metrics.group_frame import ODDS, OPPORTUNITY, PARITY, GroupFrame, Method, group_counts, rates
+from fl_lightning.metrics.group_frame import (
+    ODDS,
+    OPPORTUNITY,
+    PARITY,
+    GroupFrame,
+    Method,
+    client_numbers,
+    group_counts,
+    rates,
+)
 
 Compare = Literal["difference", "ratio", "signed"]
 """Largest less smallest, smallest by largest, or group 1 less group 0."""
@@ -50,11 +59,14 @@ class _GroupRates(Metric):
         return None if self.compare == "signed" else self.compare == "ratio"
 
     def frame(self) -> GroupFrame:
-        """The rates of the groups over all clients' samples taken together: ``by_group [G]``."""
+        """The rates of the groups over all clients' samples taken together: ``by_group [G]``.
+
+        Of :class:`EqualizedOdds`, true and false positive rates ``[2, G]``.
+        """
         return self._rates(self.positive.sum(0), self.totals.sum(0))
 
     def client_frames(self) -> GroupFrame:
-        """The rates of the groups at each client: ``by_group [num_clients, G]``."""
+        """The rates of the groups at each client: ``by_group [num_clients, G]``, or ``[num_clients, 2, G]``."""
         return self._rates(self.positive, self.totals)
 
     def client_values(self) -> Tensor:
@@ -74,14 +86,7 @@ class _GroupRates(Metric):
         return kept.min() if self.compare == "ratio" else kept[kept.abs().argmax()]
 
     def _count(self, predictions: Tensor, labels: Tensor | None, groups: Tensor, client_ids: Tensor | int) -> None:
-        ids = torch.as_tensor(client_ids, device=predictions.device)
-        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise ValueError(f"client_ids must be integers, found dtype {ids.dtype}")
-        ids = ids.expand_as(predictions) if ids.dim() == 0 else ids
-        if ids.shape != predictions.shape:
-            raise ValueError(f"client_ids must be one id, or one per prediction, found {list(ids.shape)}")
-        if bool(((ids < 0) | (ids >= self.num_clients)).any()):
-            raise ValueError(f"client_ids must be in [0, {self.num_clients}), found {sorted(set(ids.tolist()))[:10]}")
+        ids = client_numbers(client_ids, predictions, self.num_clients)
         counts = group_counts(predictions, labels, groups, self._given, self.num_groups, ids, self.num_clients)
         self.positive += counts[0].to(self.positive.device)
         self.totals += counts[1].to(self.totals.device)
@@ -160,7 +165,7 @@ class EqualOpportunity(_GroupRates):
         tensor(0.5000, dtype=torch.float64)
     """
 
-    _given = OPPORTUNITY
+    _given: tuple[int | None, ...] = OPPORTUNITY
 
     def update(self, predictions: Tensor, labels: Tensor, groups: Tensor, client_ids: Tensor | int = 0) -> None:
         """Counts samples.
@@ -177,7 +182,7 @@ class EqualOpportunity(_GroupRates):
         self._count(predictions, labels, groups, client_ids)
 
 
-class EqualizedOdds(_GroupRates):
+class EqualizedOdds(EqualOpportunity):
     r"""Compares the true and the false positive rates of the groups, and takes the one that is less equal.
 
     .. math::
@@ -216,28 +221,6 @@ class EqualizedOdds(_GroupRates):
     ) -> None:
         super().__init__(num_groups, compare, method, num_clients)
         self.agg = agg
-
-    def update(self, predictions: Tensor, labels: Tensor, groups: Tensor, client_ids: Tensor | int = 0) -> None:
-        """Counts samples.
-
-        Args:
-            predictions: ``[B]``, 0 or 1.
-            labels: ``[B]``, 0 or 1.
-            groups: ``[B]`` integers in ``[0, num_groups)``.
-            client_ids: ``[B]`` integers in ``[0, num_clients)``, or one id for all.
-
-        Raises:
-            ValueError: shapes differ, or a value is out of range.
-        """
-        self._count(predictions, labels, groups, client_ids)
-
-    def frame(self) -> GroupFrame:
-        """True and false positive rates over all clients' samples taken together: ``by_group [2, G]``."""
-        return super().frame()
-
-    def client_frames(self) -> GroupFrame:
-        """True and false positive rates at each client: ``by_group [num_clients, 2, G]``."""
-        return super().client_frames()
 
     def _rates(self, positive: Tensor, totals: Tensor) -> GroupFrame:
         return rates(positive, totals)

@@ -178,12 +178,27 @@ def rates(positive: Tensor, totals: Tensor) -> GroupFrame:
     return GroupFrame(positive.to(wide) / totals.to(wide), positive.sum(-1).to(wide) / totals.sum(-1).to(wide))
 
 
-def group_numbers(groups: Tensor, num_groups: int) -> Tensor:
-    """The groups as int64.
+def client_numbers(client_ids: Tensor | int, like: Tensor, num_clients: int) -> Tensor:
+    """The client of each of ``[B]`` values, int64 where these are.
 
     Raises:
-        ValueError: one is not in ``[0, num_groups)``.
+        ValueError: they are no integers in ``[0, num_clients)``, or neither one nor as many as there are values.
     """
+    ids = torch.as_tensor(client_ids, device=like.device)
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise ValueError(f"client_ids must be integers, found dtype {ids.dtype}")
+    ids = ids.expand_as(like) if ids.dim() == 0 else ids.reshape(-1)
+    if ids.shape != like.shape:
+        raise ValueError(f"client_ids must be one id, or one per value, {like.numel()}, found {len(ids)}")
+    outside = (ids < 0) | (ids >= num_clients)
+    if bool(outside.any()):
+        found = sorted(set(ids[outside].tolist()))[:10]
+        raise ValueError(f"client_ids must be in [0, {num_clients}), found {found}")
+    return ids.long()
+
+
+def group_numbers(groups: Tensor, num_groups: int) -> Tensor:
+    """The groups as int64."""
     numbers = groups.long()
     if not bool(((numbers == groups) & (numbers >= 0) & (numbers < num_groups)).all()):
         found = sorted(set(groups.tolist()))[:10]

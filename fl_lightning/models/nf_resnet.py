@@ -19,13 +19,7 @@ class ScaledStdConv2d(nn.Module):
 
     With ``W`` a channel's weights, ``n`` their number and the biased standard deviation:
     ``gain * (W - mean(W)) / ((std(W) + 1e-5) * sqrt(n))``. Source: Brock et al., Characterizing signal propagation to
-    close the performance gap in unnormalized ResNets (ICLR 2021).
-
-    Args:
-        in_channels: input channels.
-        out_channels: output channels.
-        kernel_size: side of the kernel; the padding keeps the image's size at stride 1.
-        stride: step of the kernel.
+    close the performance gap in unnormalized ResNets (ICLR 2021). At stride 1 images keep their size.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> None:

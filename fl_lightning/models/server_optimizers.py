@@ -26,15 +26,6 @@ class _Adaptive(Optimizer):
 
     Unlike ``torch.optim.Adam`` there is no correction of the moments' start, which is ``tau^2`` for the second, and
     ``tau`` is large enough to matter.
-
-    Args:
-        params: parameters or parameter groups.
-        lr: server learning rate ``eta``.
-        betas: decay of the first and the second moment.
-        tau: degree of adaptivity; towards infinity the steps become those of momentum SGD.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
 
     @checked(lr=Bounds(above=0), betas=Bounds(0, below=1), tau=Bounds(above=0))

@@ -50,7 +50,25 @@ class MLP(nn.Module):
         return logits
 
 
-class CifarCNN(nn.Module):
+class _ImageNet(nn.Module):
+    """Convolutions, ``features``, and linear layers, ``classifier``, for images of one shape."""
+
+    channels, side = 3, 32
+    features: nn.Module
+    classifier: nn.Module
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of a batch.
+
+        Raises:
+            ValueError: the images have another shape.
+        """
+        check_images(images, self.channels, self.side)
+        logits: Tensor = self.classifier(self.features(images))
+        return logits
+
+
+class CifarCNN(_ImageNet):
     """Two 5x5 convolutions and three linear layers for 32x32 colour images.
 
     Source: FedLF (AAAI 2024) and FedMDFG (AAAI 2023), CIFAR-10 experiments; 797,962 parameters with 10 classes.
@@ -86,18 +104,8 @@ class CifarCNN(nn.Module):
             nn.Linear(192, num_classes),
         )
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits of a batch.
 
-        Raises:
-            ValueError: ``images`` is not ``[B, 3, 32, 32]``.
-        """
-        check_images(images, 3, 32)
-        logits: Tensor = self.classifier(self.features(images))
-        return logits
-
-
-class MnistCNN(nn.Module):
+class MnistCNN(_ImageNet):
     """Two padded 5x5 convolutions and two linear layers for 28x28 grey images.
 
     Source: FedMDFG (AAAI 2023), MNIST experiments; 1,663,370 parameters with 10 classes.
@@ -108,6 +116,8 @@ class MnistCNN(nn.Module):
     Shape:
         ``[B, 1, 28, 28]`` to ``[B, num_classes]``.
     """
+
+    channels, side = 1, 28
 
     @checked(num_classes=Bounds(1))
     def __init__(self, num_classes: int = 10) -> None:
@@ -123,18 +133,8 @@ class MnistCNN(nn.Module):
         )
         self.classifier = nn.Sequential(nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, num_classes))
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits of a batch.
 
-        Raises:
-            ValueError: ``images`` is not ``[B, 1, 28, 28]``.
-        """
-        check_images(images, 1, 28)
-        logits: Tensor = self.classifier(self.features(images))
-        return logits
-
-
-class LeNet(nn.Module):
+class LeNet(_ImageNet):
     """LeNet-5 with ReLU and max-pooling for 32x32 colour images; 62,006 parameters with 10 classes.
 
     Source: FedMDFG (AAAI 2023), CIFAR experiments.
@@ -161,13 +161,3 @@ class LeNet(nn.Module):
         self.classifier = nn.Sequential(
             nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, num_classes)
         )
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits of a batch.
-
-        Raises:
-            ValueError: ``images`` is not ``[B, 3, 32, 32]``.
-        """
-        check_images(images, 3, 32)
-        logits: Tensor = self.classifier(self.features(images))
-        return logits

@@ -18,7 +18,6 @@ columns have the order of :mod:`fl_lightning.ops.slices`.
 
 from __future__ import annotations
 
-from fl_lightning.ops._backend import Backend, backend
 from fl_lightning.ops._layers import (
     layer_combine,
     layer_cross_combine,
@@ -27,6 +26,7 @@ from fl_lightning.ops._layers import (
     layer_gram,
     layer_squares,
 )
+from fl_lightning.ops._library import Backend, backend
 from fl_lightning.ops._puc import puc_combine, puc_track
 from fl_lightning.ops._qp import common_descent, min_norm, project_conflicts
 from fl_lightning.ops._trim import trimmed_mean

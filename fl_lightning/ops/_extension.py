@@ -19,17 +19,7 @@ _NAME, _CUDA = "fl_lightning._C", "fl_lightning._C_cuda"
 _TORCH = (2, 10)  # as in setup.py
 _RECORD = Path(__file__).parents[1] / "_built.txt"  # what setup.py leaves
 _INSTRUCTION_SETS = ("avx512", "avx2", "base")  # as in csrc/cpu/simd/dispatch.h
-_SWITCHES = {
-    "1": True,
-    "true": True,
-    "yes": True,
-    "on": True,
-    "0": False,
-    "false": False,
-    "no": False,
-    "off": False,
-    "": False,
-}
+_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
 @dataclass(frozen=True)
@@ -151,9 +141,9 @@ def built() -> str:
 def _switched_on(name: str) -> bool:
     """Whether an environment variable is set to 1, true, yes or on; not at all is off."""
     value = os.environ.get(name, "")
-    if value.lower() not in _SWITCHES:
-        raise ValueError(f"{name} must be one of {', '.join(filter(None, _SWITCHES))}, found {value!r}")
-    return _SWITCHES[value.lower()]
+    if value.lower() not in _ON + _OFF:
+        raise ValueError(f"{name} must be one of {', '.join(filter(None, _ON + _OFF))}, found {value!r}")
+    return value.lower() in _ON
 
 
 def _too_old() -> str:

@@ -6,12 +6,14 @@ A compiled extension registers kernels for CPU and CUDA under the same names; th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fl_lightning.arguments import TEXT, checked
 from fl_lightning.ops import _extension, _reference
 from fl_lightning.ops._common_descent import common_descent
 from fl_lightning.ops._min_norm import min_norm
@@ -25,12 +27,24 @@ class _Op(NamedTuple):
     fake: Callable[..., Any]
 
 
+def _step(rows: Tensor, *others: object) -> Tensor:
+    return rows.new_empty(rows.shape[1])
+
+
+def _nothing(*arguments: object) -> None:
+    return None
+
+
 def _layer_gram(rows: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
     return _float64(rows, offsets.shape[0] - 1, rows.shape[0], rows.shape[0])
 
 
 def _layer_squares(rows: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
     return _float64(rows, offsets.shape[0] - 1, rows.shape[0])
+
+
+def _layer_dots(rows: Tensor, step: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
+    return _layer_squares(rows, offsets)
 
 
 def _layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
@@ -41,22 +55,6 @@ def _layer_chosen_gram(
     rows: Tensor, others: Tensor, offsets: Tensor, chosen: Tensor, total_columns: int | None = None
 ) -> Tensor:
     return _float64(rows, offsets.shape[0] - 1, rows.shape[0], chosen.shape[0])
-
-
-def _layer_dots(rows: Tensor, step: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
-    return _float64(rows, offsets.shape[0] - 1, rows.shape[0])
-
-
-def _layer_combine(rows: Tensor, offsets: Tensor, coeff: Tensor) -> Tensor:
-    return rows.new_empty(rows.shape[1])
-
-
-def _layer_cross_combine(rows: Tensor, others: Tensor, offsets: Tensor, coeff: Tensor) -> Tensor:
-    return rows.new_empty(rows.shape[1])
-
-
-def _layer_combine_add(out: Tensor, rows: Tensor, offsets: Tensor, coeff: Tensor) -> None:
-    return None
 
 
 def _project_conflicts(gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
@@ -92,14 +90,6 @@ def _puc_track(
     return words, _float64(row, offsets.shape[0] - 1)
 
 
-def _puc_combine(rows: Tensor, keep: Tensor, weights: Tensor) -> Tensor:
-    return rows.new_empty(rows.shape[1])
-
-
-def _trimmed_mean(rows: Tensor, trim: int) -> Tensor:
-    return rows.new_empty(rows.shape[1])
-
-
 def _float64(rows: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float64, device=accumulation_device(rows))
 
@@ -126,18 +116,16 @@ _OPS = {
         _reference.layer_dots,
         _layer_dots,
     ),
-    "layer_combine": _Op(
-        "(Tensor rows, Tensor offsets, Tensor coeff) -> Tensor", _reference.layer_combine, _layer_combine
-    ),
+    "layer_combine": _Op("(Tensor rows, Tensor offsets, Tensor coeff) -> Tensor", _reference.layer_combine, _step),
     "layer_cross_combine": _Op(
         "(Tensor rows, Tensor others, Tensor offsets, Tensor coeff) -> Tensor",
         _reference.layer_cross_combine,
-        _layer_cross_combine,
+        _step,
     ),
     "layer_combine_add": _Op(
         "(Tensor(a!) out, Tensor rows, Tensor offsets, Tensor coeff) -> ()",
         _reference.layer_combine_add,
-        _layer_combine_add,
+        _nothing,
     ),
     "project_conflicts": _Op(
         "(Tensor gram, Tensor order, Tensor keep) -> Tensor", _reference.project_conflicts, _project_conflicts
@@ -155,8 +143,8 @@ _OPS = {
         _reference.puc_track,
         _puc_track,
     ),
-    "puc_combine": _Op("(Tensor rows, Tensor keep, Tensor weights) -> Tensor", _reference.puc_combine, _puc_combine),
-    "trimmed_mean": _Op("(Tensor rows, int trim) -> Tensor", trimmed_mean, _trimmed_mean),
+    "puc_combine": _Op("(Tensor rows, Tensor keep, Tensor weights) -> Tensor", _reference.puc_combine, _step),
+    "trimmed_mean": _Op("(Tensor rows, int trim) -> Tensor", trimmed_mean, _step),
 }
 NAMES = tuple(_OPS)
 VARIANTS = ("layer_combine_add", "layer_chosen_gram")  # of layer_combine and layer_cross_gram, which call them
@@ -173,3 +161,41 @@ for _name, _op in _OPS.items():
 
 # The extension's kernels for CPU and CUDA take precedence over those registered above.
 EXTENSION = _extension.load()
+
+
+@checked(reason=TEXT)
+@dataclass(frozen=True)
+class Backend:
+    """The implementation of one op.
+
+    Attributes:
+        op: name of the op.
+        implementation: ``"torch"``, ``"cpu"`` (compiled for this processor) or ``"cuda"``.
+        reason: why nothing faster runs; empty when nothing faster exists.
+    """
+
+    op: str
+    implementation: Literal["torch", "cpu", "cuda"]
+    reason: str
+
+
+def backend() -> Mapping[str, Backend]:
+    """Which implementation of each public op runs in this installation, and why not a faster one.
+
+    ``"cuda"`` means that rows on a GPU go through CUDA kernels and rows on the CPU through compiled ones; ``"cpu"``
+    that only the latter do.
+    """
+    implementation, reason = _running()
+    return {name: Backend(name, implementation, reason) for name in PUBLIC}
+
+
+def _running() -> tuple[Literal["torch", "cpu", "cuda"], str]:
+    module = EXTENSION.module
+    if module is None:
+        return "torch", EXTENSION.reason
+    instructions = f"on the CPU: {module.instruction_set()}"
+    if not EXTENSION.cuda:
+        return "cpu", f"{EXTENSION.no_cuda}; {instructions}"
+    if not torch.cuda.is_available():
+        return "cpu", f"no CUDA device; {instructions}"
+    return "cuda", ""

@@ -43,9 +43,6 @@ def subtrees(begin: int, end: int, total_columns: int) -> list[tuple[int, int]]:
 
     Returns:
         The columns ``(begin, end)`` of each node; none for an empty run.
-
-    Raises:
-        ValueError: the run begins or ends elsewhere.
     """
     width = slice_columns(total_columns)
     if not 0 <= begin <= end <= total_columns or begin % width or (end % width and end != total_columns):
@@ -72,9 +69,6 @@ def add_tree(spans: Sequence[tuple[int, int]], parts: Iterable[Tensor], total_co
 
     Returns:
         The sum, of that shape.
-
-    Raises:
-        ValueError: there are no nodes, or one is not where the one before it ends.
     """
     width = slice_columns(total_columns)
     if not spans or any(last[1] != span[0] for last, span in pairwise(spans)):

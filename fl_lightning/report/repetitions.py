@@ -31,12 +31,7 @@ class Repetition(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """A number over repetitions.
-
-    Attributes:
-        mean: their mean.
-        deviation: their standard deviation; ``None`` for a single one.
-    """
+    """A number over repetitions."""
 
     mean: float
     deviation: float | None = None

@@ -1,57 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report's tables, as HTML."""
+"""What a report shows in tables and sentences; ``page.html`` lays it out."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
-from math import isnan
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from fl_lightning.report.number_formats import (
-    STAGES,
-    client_label,
-    duration,
-    notation,
-    number,
-    percent,
-    plural,
-    shortened,
-    spread,
-)
-from fl_lightning.report.pictures import COLORS, both_ends, sentences
+from fl_lightning.report.number_formats import STAGES, notation, number, plural, shortened
+from fl_lightning.report.pictures import both_ends, sentences
 from fl_lightning.report.runs_of_a_method import Method, Stage, called, metrics_of, records_of
-from fl_lightning.report.summary import Figure, summaries
+from fl_lightning.report.summary import MethodSummary, summaries
 
 _LISTED = 200
-_MARKS = {"+": ' class="better"', "-": ' class="worse"', "": ""}
 
 
-def comparison(methods: Sequence[Method], stage: Stage) -> str:
-    """One row per method: the numbers that describe how it serves the clients, and what it cost."""
+@dataclass(frozen=True)
+class Table:
+    """Rows of text or of numbers, folded where there are ``words`` to click on."""
+
+    rows: Sequence[Sequence[str]]
+    kind: Literal["text", "numbers"]
+    head: Sequence[str] = ()
+    words: str = ""
+    opened: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a section has beside pictures."""
+
+    title: str = ""
+    tables: Sequence[Table] = ()
+    caption: str = ""
+    commands: Sequence[str] = ()
+    level: int = 2
+
+    def __bool__(self) -> bool:
+        return bool(self.tables or self.caption)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The numbers that describe how each method serves the clients, and what it cost."""
+
+    caption: str
+    columns: Mapping[str, str]
+    forms: Mapping[str, str]
+    rows: Sequence[tuple[Method, MethodSummary]]
+
+
+def comparison(methods: Sequence[Method], stage: Stage) -> Summary | None:
+    """One row per method, of the first metric."""
     metrics = metrics_of(records_of(methods), stage)
     if not metrics:
-        return ""
+        return None
     metric, mode = next(iter(metrics.items()))
     rows = summaries(methods, metric, stage, mode)
     uneven = ("angle", "angle (rad)") if mode == "max" else ("std", "deviation")
-    keys = {"mean": "mean", "worst_10": "worst 10 %", uneven[0]: uneven[1], "worst": "worst client"}
-    forms = {key: notation([n for row in rows for n in row.numbers.get(key, {}).values()]) for key in keys}
-    lines = []
-    for place, (method, row) in enumerate(zip(methods, rows, strict=True)):
-        swatch = f'<span class="swatch" style="background:var(--c{place % COLORS})"></span>'
-        cells = [f"{swatch}{escape(shortened(row.method, 60))}{_name(method.repeated) if row.repetitions > 1 else ''}"]
-        for key in keys:
-            figure: Figure = getattr(row, key)
-            cells.append(f"<span{_MARKS[figure.mark]}>{spread(figure.spread, forms[key])}</span>")
-        cells[-1] += _name(client_label(row.worst_client)) if row.worst_client else ""
-        cells += [
-            "-" if isnan(row.conflicts) else percent(row.conflicts),
-            str(max(len(record.rounds) for record in method.records) or "-"),
-            "-" if isnan(row.seconds) else duration(row.seconds),
-        ]
-        lines.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    columns = {"mean": "mean", "worst_10": "worst 10 %", uneven[0]: uneven[1], "worst": "worst client"}
+    forms = {key: notation([n for row in rows for n in row.numbers.get(key, {}).values()]) for key in columns}
     several = len(rows) > 1 and max(row.repetitions for row in rows) > 1
     bounds = " and ".join(row.method for row in rows if row.bound)
     having = " and ".join(method.label for method in methods if method.own(metric, stage) != metric)
@@ -65,24 +74,16 @@ def comparison(methods: Sequence[Method], stage: Stage) -> str:
         else "",
         f"No methods, but plain training to measure them by: {bounds}." if bounds else "",
     )
-    head = "".join(f"<th>{cell}</th>" for cell in ("method", *keys.values(), "conflicts", "rounds", "time"))
-    return (
-        f'<h3>In numbers</h3><p class="caption">{escape(caption)}</p><div class="table"><table class="numbers">'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
-    )
+    return Summary(caption, columns, forms, list(zip(methods, rows, strict=True)))
 
 
-def _name(text: str) -> str:
-    return f'<span class="name"><bdi>{escape(shortened(text, 48))}</bdi></span>'
-
-
-def clients(methods: Sequence[Method], stage: Stage) -> str:
+def clients(methods: Sequence[Method], stage: Stage) -> Part:
     """Every client's last value under each method, the worst under the first method on top."""
-    parts = []
+    found = []
     for metric in metrics_of(records_of(methods), stage):
         points = [method.points(metric, stage) for method in methods]
-        order = next((found for found in points if found), [])
-        values = [{(point.client_id, point.label): point.value for point in found} for found in points]
+        order = next((column for column in points if column), [])
+        values = [{(point.client_id, point.label): point.value for point in column} for column in points]
         form = notation([value for column in values for value in column.values()])
         rows = [
             [one.label, f"{one.trained:,}", f"{one.size:,}",
@@ -91,11 +92,11 @@ def clients(methods: Sequence[Method], stage: Stage) -> str:
         ]  # fmt: skip
         head = ["client", "training samples", f"{STAGES[stage]} samples", *(method.label for method in methods)]
         note = f" (the worst and best, and some between, of {len(order):,})" if len(rows) < len(order) else ""
-        parts.append(_folded(f"{metric} of {plural(len(rows), 'client')}{note}", _table(rows, "numbers", head)))
-    return f"<h2>Numbers of all clients</h2>{''.join(parts)}" if parts else ""
+        found.append(Table(rows, "numbers", head, f"{metric} of {plural(len(rows), 'client')}{note}"))
+    return Part("Numbers of all clients", found)
 
 
-def reasons(methods: Sequence[Method]) -> str:
+def reasons(methods: Sequence[Method]) -> Part:
     """Why clients were left out."""
     rows = []
     for method, record in [(each, record) for each in methods for record in each.records]:
@@ -107,38 +108,37 @@ def reasons(methods: Sequence[Method]) -> str:
             rounds = f"{first}" if first == last else f"{first} to {last}"
             rows.append([label, entry.reason, f"{entry.count:,}", rounds, names + more])
     head = ["method", "reason", "times", "rounds", "clients"]
-    return f"<h3>Reasons</h3>{_table(rows, 'text', head)}" if rows else ""
+    return Part("Reasons", [Table(rows, "text", head)] if rows else [], level=3)
 
 
-def nobody_missing(methods: Sequence[Method]) -> str:
+def nobody_missing(methods: Sequence[Method]) -> Part:
     """A sentence for fits in which everybody took part."""
     rounds = sum(len(record.rounds) for record in records_of(methods))
-    return f"Every client that was drawn took part, in all of {plural(rounds, 'round')}." if rounds else ""
+    words = f"Every client that was drawn took part, in all of {plural(rounds, 'round')}." if rounds else ""
+    return Part("Who was missing", caption=words)
 
 
-def runs(methods: Sequence[Method]) -> str:
+def runs(methods: Sequence[Method]) -> Part:
     """How the fits were made and how to make them again."""
-    commands = dict.fromkeys(record.command for record in records_of(methods) if record.command)
-    words = "The command of this run." if len(commands) == 1 else "The commands of this run."
-    parts = [f'<p class="caption">{words}</p>'] if commands else []
-    parts += [f"<pre>{escape(command)}</pre>" for command in commands]
+    commands = list(dict.fromkeys(record.command for record in records_of(methods) if record.command))
+    words = "The command of this run." if len(commands) == 1 else "The commands of this run." if commands else ""
     rows = []
     for method in methods:
         seeds = ", ".join("-" if record.seed is None else str(record.seed) for record in method.records)
         rates = dict.fromkeys(record.learning_rate for record in method.records)
         shown = ", ".join("-" if rate is None else f"{rate:g}" for rate in rates)
         rows.append([method.label, seeds, shown, ", ".join(dict.fromkeys(r.status for r in method.records))])
-    parts.append(_table(rows, "text", ["method", "seeds", "learning rate", "state"]))
+    found = [Table(rows, "text", ["method", "seeds", "learning rate", "state"])]
     for method in methods:
         record, alone = method.first, len(methods) == 1
         entries = [
             *_flat("method", record.arguments), *_flat("strategy", record.settings), *_flat("", record.configuration),
         ]  # fmt: skip
-        words = "Configuration" if alone else f"Configuration of {shortened(method.label, 60)}"
-        parts += [_folded(words, _table(entries, "text"), alone)] if entries else []
+        about = "Configuration" if alone else f"Configuration of {shortened(method.label, 60)}"
+        found += [Table(entries, "text", (), about, alone)] if entries else []
     known = dict.fromkeys(tuple(record.versions.items()) for record in records_of(methods) if record.versions)
-    parts += [_folded("Versions", _table(found, "text"), True) for found in known]
-    return f"<h2>How to run it again</h2>{''.join(parts)}"
+    found += [Table(versions, "text", (), "Versions", True) for versions in known]
+    return Part("How to run it again", found, words, commands)
 
 
 def _flat(name: str, value: Any) -> Iterable[list[str]]:
@@ -148,16 +148,3 @@ def _flat(name: str, value: Any) -> Iterable[list[str]]:
             yield from _flat(f"{name}.{key}" if name else str(key), entry)
     elif value not in ("", None):
         yield [name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
-
-
-def _folded(words: str, content: str, opened: bool = False) -> str:
-    return f"<details{' open' * opened}><summary>{escape(words)}</summary>{content}</details>"
-
-
-def _table(rows: Iterable[Sequence[str]], kind: str, head: Sequence[str] = ()) -> str:
-    def row(cells: Sequence[str], tag: str) -> str:
-        return f"<tr>{''.join(f'<{tag}><bdi>{escape(cell)}</bdi></{tag}>' for cell in cells)}</tr>"
-
-    header = f"<thead>{row(head, 'th')}</thead>" if head else ""
-    body = "".join(row(cells, "td") for cells in rows)
-    return f'<div class="table"><table class="{kind}">{header}<tbody>{body}</tbody></table></div>'

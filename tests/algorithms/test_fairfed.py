@@ -42,7 +42,7 @@ def test_equals_the_papers_steps(known):
     for when in range(8):
         ids = torch.randperm(5, generator=generator)[:3].tolist()
         sizes = [10.0 * (i + 1) for i in ids]
-        count = torch.randint(0, 4, (3, 2), generator=generator) * 5
+        count = torch.randint(0, 4, (3, 2), generator=generator)
         ones = (torch.rand(3, 2, generator=generator) * count).floor()
         right = torch.randint(3, 9, (3,), generator=generator)
         extras = {
@@ -71,10 +71,10 @@ def test_a_client_unlike_the_others_loses_weight_round_by_round():
     ones = torch.tensor([[5.0, 5.0], [5.0, 5.0], [9.0, 1.0]])
     extras = {
         "group_predictions": torch.stack([ones, torch.full((3, 2), 10.0)], 1).double(),
-        "right_predictions": torch.tensor([[8.0, 10.0]] * 3).double(),
+        "right_predictions": torch.tensor([[16.0, 20.0]] * 3).double(),
     }
     for when in range(9):
-        rule.aggregate(make_cohort(random_rows(3, when), sizes=[1.0] * 3, when=when, extras=extras, num_samples=3))
+        rule.aggregate(make_cohort(random_rows(3, when), sizes=[20.0] * 3, when=when, extras=extras, num_samples=60))
         weight.append(float(rule.report.weights[2]))
     assert weight == sorted(weight, reverse=True)
     assert weight[0] < 1 / 3

@@ -13,8 +13,8 @@ from cohort_families import FAMILIES, LAYOUT
 from fcfl_vectors import VectorFCFL
 
 from fl_lightning.algorithms import FCFL, FairReg, Federation
-from fl_lightning.algorithms._shared.min_max import min_max
 from fl_lightning.algorithms.base import overrides
+from fl_lightning.algorithms.fcfl import min_max
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage import kept
 from fl_lightning.core.updates import UpdateMatrix
@@ -218,8 +218,9 @@ def test_cohorts_without_disparities_are_refused():
     for rule in (FCFL(), FairReg()):
         with pytest.raises(ValueError, match=r"extras and companions must hold 'disparity'"):
             rule.aggregate(make_cohort(rows, extras={}, companions={}))
-        with pytest.raises(ValueError, match=r"extras\['disparity'\] must be 2 numbers, none negative"):
-            rule.aggregate(cohort_of(rows, rows, [1.0, 1.0], [0.1, -0.1]))
+        for gap in (-0.1, 1.1):
+            with pytest.raises(ValueError, match=r"extras\['disparity'\] must be 2 numbers from 0 to 1"):
+                rule.aggregate(cohort_of(rows, rows, [1.0, 1.0], [0.1, gap]))
         broken = rows.clone()
         broken[1, 3] = torch.nan
         with pytest.raises(ValueError, match=r"rows of clients \[8\]"):

@@ -8,7 +8,7 @@ import torch
 from algorithm_cohorts import SIZES, make_cohort, random_rows
 
 from fl_lightning.algorithms import FedAvg, FedPW
-from fl_lightning.algorithms._shared.smallest import smallest
+from fl_lightning.algorithms.fedpw import smallest
 from fl_lightning.core.columns import Columns
 
 CUTS = np.cumsum(SIZES)[:-1]

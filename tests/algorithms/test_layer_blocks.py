@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fl_lightning.algorithms._shared.layer_blocks import BlockSolver, Directions, joined_blocks
+from fl_lightning.algorithms.fedlf import BlockSolver, Directions, joined_blocks
 
 ONLINE, REMEMBERED = 2, 4
 ROWS = ONLINE + REMEMBERED

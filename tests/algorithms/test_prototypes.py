@@ -213,6 +213,14 @@ def test_states_and_reports_that_do_not_fit(name):
         other.begin_fit(Federation(4, run.layout, torch.device("cpu"), torch.float64))
     with pytest.raises(ValueError, match=r"extras must hold 'prototypes' \[m, 4, any\] for .*, found \[\]"):
         run.client.commit(fl.Cohort(**{**vars(cohort), "extras": {}}))
+    for extra, number, words in (
+        ("prototypes", torch.nan, "be finite"),
+        ("prototype_counts", -1.0, "lie between 0 and"),
+    ):
+        odd = cohort.extras[extra].clone()
+        odd[1].view(-1)[-1] = number
+        with pytest.raises(ValueError, match=f"extras\\['{extra}'\\] must {words}.* from client 1"):
+            run.client.commit(fl.Cohort(**{**vars(cohort), "extras": {**cohort.extras, extra: odd}}))
     run.client.prototypes = torch.zeros(CLASSES, 99)
     with pytest.raises(ValueError, match="features must keep their width, 99 in earlier rounds, found 6"):
         run.train(0)

@@ -9,8 +9,8 @@ from made_records import record
 from fl_lightning.comparison.bounds import merged
 from fl_lightning.comparison.files import read_run, write_run
 from fl_lightning.report import ClientValues, FitRecord, MetricSeries
+from fl_lightning.report.conclusion import lede
 from fl_lightning.report.runs_of_a_method import by_method, count_infinite
-from fl_lightning.report.sentences import lede
 
 
 def alone(*rounds):

@@ -124,8 +124,8 @@ def test_aggregate_works_without_a_trainer(rule):
     extras = {
         "accuracy": torch.tensor([0.6, 0.5, 0.4]), "disparity": torch.full((3,), 0.01),
         "kernel_sums": torch.full((3, 4, 2), 0.5), "group_counts": torch.ones(3, 2), "sharpness": torch.ones(3),
-        "group_predictions": torch.tensor([[2.0, 4.0], [1.0, 2.0]]).expand(3, 2, 2),
-        "right_predictions": torch.tensor([3.0, 6.0]).expand(3, 2),
+        "group_predictions": torch.tensor([[1.0, 1.0], [2.0, 3.0]]).expand(3, 2, 2),
+        "right_predictions": torch.tensor([3.0, 5.0]).expand(3, 2),
     }  # fmt: skip
     companions = {"disparity": UpdateMatrix(torch.zeros_like(rows), layout)}
     for when in range(3):

@@ -451,7 +451,7 @@ def test_copies_behave_like_the_original(twin, early):
 
 def test_summary(caplog):
     data = FederatedDataModule(make(100, 0), [list(range(10)), [20], list(range(30, 60))], seed=2)
-    assert str(data) == repr(data) == "FederatedDataModule(DatasetModule, 3 index vectors, seed=2)"
+    assert str(data) == repr(data) == "FederatedDataModule(StageLoaders, 3 index vectors, seed=2)"
     with caplog.at_level(logging.INFO):
         data.train_dataloader()
     sentence = "3 clients with 1 to 30 training samples each (median 10, together 41 of 100)."

@@ -15,7 +15,7 @@ from support import Classifier, federated_blobs, fresh
 
 import fl_lightning as fl
 from fl_lightning.algorithms import SCAFFOLD, FedAvg, FedHEAL, FedMDFG, QFedAvg
-from fl_lightning.federation.door import SENTENCE, MisfitError, evaluation, loss, read, said
+from fl_lightning.federation.door import FEDERATION, SENTENCE, MisfitError, evaluation, loss, read, said
 from fl_lightning.federation.server_run import joined
 
 pytestmark = pytest.mark.filterwarnings(
@@ -113,9 +113,10 @@ def test_no_answer_of_one_client_ends_a_round(recorded):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"size": 2**63}, {"size": 10**30}, {"loss": 10**400}, {"train_loss": 10**400}, {"train_loss": -1e308},
-     {"client_lr": math.nan}, {"client_lr": math.inf}, {"client_lr": None}, {"steps": 10**30}, {"extras": 3},
-     {"extras": {"more": torch.ones(2)}}, {"update": torch.full((156,), 1e31)}, {"client_id": 0}, {"round": 1}],
+    [{"size": 2**63}, {"size": 10**13}, {"size": 10**30}, {"loss": 10**400}, {"train_loss": 10**400},
+     {"train_loss": -1e308}, {"client_lr": math.nan}, {"client_lr": math.inf}, {"client_lr": None}, {"steps": 10**30},
+     {"extras": 3}, {"extras": {"more": torch.ones(2)}}, {"update": torch.full((156,), 1e31)}, {"client_id": 0},
+     {"round": 1}],
     ids=str,
 )  # fmt: skip
 def test_an_answer_that_is_none_leaves_its_client_out(weighed, fields):
@@ -160,7 +161,8 @@ def test_no_introduction_ends_a_federation(recorded):
 @pytest.mark.parametrize(
     "fields",
     [{"description": {}}, {"description": {"versions": 5}}, {"description": {"layout": [1], "method": torch.ones(2)}},
-     {"size": 2**63}, {"name": "n" * 10**6}, {"name": "a\nb"}, {"name": "\ud800"}, {"steps": 10**30}, {"client_id": 4}],
+     {"size": 2**63}, {"size": 10**13}, {"name": "n" * 10**6}, {"name": "a\nb"}, {"name": "\ud800"}, {"steps": 10**30},
+     {"client_id": 4}],
 )  # fmt: skip
 def test_introductions_that_are_none_are_refused(plain, fields):
     server = made_server(FedAvg)
@@ -312,9 +314,13 @@ def test_values_that_no_message_has_are_refused(plain, value):
         read(fl.ClientMessage, {**plain.answers[WILD], "extras": cyclic})
 
 
-def test_what_no_message_has_is_no_loss_and_no_sentence():
+def test_what_no_message_has_is_no_loss_no_name_and_no_sentence():
     for value in (math.inf, -math.inf, math.nan, "0.5", None):
         with pytest.raises(MisfitError, match="its loss must be"):
             loss(value)
+    with pytest.raises(MisfitError, match="must be a ClientMessage or its fields, found a ServerMessage"):
+        read(fl.ClientMessage, fl.ServerMessage(0, torch.zeros(3)))
+    assert FEDERATION.admits("0f" * 16)
+    assert not any(map(FEDERATION.admits, ("", "0f" * 17, "0f/../../up", "0f\n", "0F")))
     assert said("a\x1b[31m\nb") == "a?[31m?b"
     assert len(said("x" * 10**6)) == SENTENCE + len("...")

@@ -226,8 +226,9 @@ def test_server_and_client_find_out_what_they_disagree_on(name):
     assert server.difference(one_client(**{**shared, **options}).fit_description) == words
 
 
-def test_losses_are_those_that_clients_report():
-    client, asked = one_client(algorithm=FedMDFG()), message(2)
+@pytest.mark.parametrize("method", [FedLF, FedMDFG])
+def test_losses_are_those_that_clients_report(method):
+    client, asked = one_client(algorithm=method()), message(2)
     assert client.loss(asked) == client.train(asked).loss
 
 
@@ -314,6 +315,11 @@ REFUSED = {
         fl.ServerMessage(0, torch.zeros(3)),
         r"params must be torch.float32 \[140\], found torch.float32 \[3\]",
     ),
+    "dtype": (
+        {},
+        fl.ServerMessage(0, torch.zeros(140, dtype=torch.float64)),
+        r"params must be torch.float32 \[140\], found torch.float64 \[140\]",
+    ),
     "buffers": (
         {"module": fresh(norm=True)},
         NORMED,
@@ -347,6 +353,8 @@ def test_what_makes_no_sense_is_refused_in_words(name):
 def test_messages_of_no_round_are_refused(fields, words):
     with pytest.raises(ValueError, match=words):
         message(**fields)
+    with pytest.raises(ValueError, match="round of ClientMessage must be"):
+        fl.ClientMessage(1, -1, torch.zeros(3), 1, None, None, None, {}, {}, {})
 
 
 def test_a_folder_that_is_gone_is_named(tmp_path):

@@ -123,6 +123,8 @@ class Meter:
 class Gathers(L.LightningModule):
     """Keeps a bit of everything that is joined or chosen, some of it made by hooks."""
 
+    meter_class = Meter
+
     def __init__(self, site="all"):
         super().__init__()
         self.w = torch.nn.Parameter(torch.zeros(WIDTH))
@@ -138,7 +140,7 @@ class Gathers(L.LightningModule):
 
     def on_train_epoch_start(self):
         self.heat *= 0.5
-        self.meter = Meter()
+        self.meter = self.meter_class()
 
     def training_step(self, batch, batch_idx):
         self.count += 1
@@ -281,6 +283,7 @@ def test_what_cannot_be_written_leaves_nothing_and_one_object_stays_one():
 
 LIES = {
     "a method": ["#0", "names", ["training_step", 1], []],
+    "what the class calls": ["#0", "names", ["meter_class", 1], []],
     "a method goes": ["#0", "names", [], ["training_step"]],
     "a parameter": ["#0", "names", ["w", 1.0], []],
     "the class": ["#0", "names", ["__class__", 1], []],

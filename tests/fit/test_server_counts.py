@@ -8,7 +8,7 @@ import torch
 from support import fresh, reload
 
 import fl_lightning as fl
-from fl_lightning.algorithms import AFL, FedAvg, QFedAvg
+from fl_lightning.algorithms import AFL, FA, FairFed, FairReg, FedAvg, FedFa, FedMGDAPlus, QFedAvg
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.storage import kept
 from fl_lightning.data import AllClients, Selection, UniformSampler
@@ -109,6 +109,52 @@ def test_complex_extras_are_none_where_everybody_sends_them():
     assert record.dropped[2] == "its extras must be real, found complex ones"
 
 
+def numbers(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+COUNTED = {"group_predictions": numbers([2, 3], [4, 5]), "right_predictions": numbers(7, 10)}
+SUMS = {"group_counts": numbers(20, 8), "kernel_sums": numbers([15, 12], [9, 4], [-3, 5], [1, 2])}
+LIES = {
+    "an accuracy": (FedFa, {"accuracy": numbers(0.5)[0]}, {"accuracy": numbers(1.5)[0]}),
+    "more right than there are": (FairFed, COUNTED, {"right_predictions": numbers(11, 10)}),
+    "more samples than it has": (FairFed, COUNTED, {"right_predictions": numbers(20, 31)}),
+    "more of a group than the group": (FairFed, COUNTED, {"group_predictions": numbers([5, 3], [4, 5])}),
+    "more in groups than samples": (FairFed, COUNTED, {"group_predictions": numbers([2, 3], [6, 5])}),
+    "less than nobody": (FairFed, COUNTED, {"group_predictions": numbers([2, -1], [4, 5])}),
+    "a disparity": (FairReg, {"disparity": numbers(0.1)[0]}, {"disparity": numbers(1.5)[0]}),
+    "more members than samples": (lambda: FA([[0.0], [1.0]]), SUMS, {"group_counts": numbers(20, 21)}),
+    "kernels above 1": (lambda: FA([[0.0], [1.0]]), SUMS, {"kernel_sums": SUMS["kernel_sums"] + 6}),
+    "kernels below 0": (lambda: FA([[0.0], [1.0]]), SUMS, {"kernel_sums": -SUMS["kernel_sums"]}),
+    "any large number": (FedAvg, {"more": numbers(1e30)}, {"more": numbers(-2e30)}),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_what_no_client_can_have_found_counts_in_nothing(name):
+    method, honest, lie = LIES[name]
+    companions = {"disparity": torch.zeros(156)} if "disparity" in honest else {}
+    found = []
+    for extras in (honest, {**honest, **lie}, None):
+        server = introduced(made(method))
+        answers = {k: answer(server, k, extras=honest, companions=companions) for k in server.open_round()}
+        answers[2] = replace(answers[2], extras=extras) if extras else {"update": "nothing"}
+        found.append((server.close_round(answers), server.module_state_dict()))
+    assert [record.client_ids for record, _ in found] == [(0, 1, 2, 3), (0, 1, 3), (0, 1, 3)]
+    assert repr(next(iter(lie))) in found[1][0].dropped[2]
+    assert all(torch.equal(value, found[2][1][key]) for key, value in found[1][1].items())
+
+
+def test_one_client_does_not_set_the_learning_rate_of_all():
+    for method, dropped in ((FedAvg, set()), (lambda: FedMGDAPlus(server_lr=None), {2})):
+        server = introduced(made(method))
+        record = server.close_round(answered(server, client_lr=1e6))
+        assert record.dropped.keys() == dropped
+    assert record.dropped[2] == "its learning rate must be at most 100 times the median, 30, found 1e+06"
+    answers = {k: replace(a, client_lr=0.0 if k < 3 else 0.1) for k, a in answered(server).items()}
+    assert server.close_round(answers).dropped == {}
+
+
 def test_the_step_is_the_mean_of_what_counts():
     server = introduced(made())
     before, answers = server.message(0).params.clone(), answered(server)
@@ -130,11 +176,11 @@ def test_sizes_follow_what_clients_say_now():
     assert server.client_sizes.tolist() == [10, 20, 1000, 40]
     assert server.algorithm.seen[-1][2] == 1070
     partly = made()
-    partly.register(fl.ClientIntroduction(0, "a", 10, 1, partly.fit_description.state_dict(), partly._frozen))
+    partly.register(fl.ClientIntroduction(2, "a", 10, 1, partly.fit_description.state_dict(), partly._frozen))
     partly.close_round(answered(partly))
-    assert partly.client_sizes.tolist() == [10, 0, 0, 0]
+    assert partly.client_sizes.tolist() == [0, 0, 30, 0]
     assert partly.algorithm.seen == [((0, 1, 2, 3), [10.0, 20.0, 30.0, 40.0], None)]
-    assert partly.client_names == ("a", "1", "2", "3")
+    assert partly.client_names == ("0", "1", "a", "3")
     assert partly.message(0).steps_per_round == 1
 
 

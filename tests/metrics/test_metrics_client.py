@@ -80,7 +80,7 @@ def test_one_id_for_all_values_and_forward():
         (torch.ones(2), torch.tensor([0, 3]), r"client_ids must be in \[0, 3\), found \[3\]"),
         (torch.ones(2), torch.tensor([-1, 0]), r"client_ids must be in \[0, 3\), found \[-1\]"),
         (torch.ones(2), torch.tensor([0.0, 1.0]), "client_ids must be integers, found dtype torch.float32"),
-        (torch.ones(2), torch.tensor([0, 1, 2]), "client of each of 2 values, found 3 ids"),
+        (torch.ones(2), torch.tensor([0, 1, 2]), "client_ids must be one id, or one per value, 2, found 3"),
         (
             torch.tensor([1.0, float("nan")]),
             torch.tensor([0, 1]),

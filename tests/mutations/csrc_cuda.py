@@ -16,6 +16,7 @@ DESCENT = "tests/simt/test_simt_common_descent.py"
 combine = In("csrc/cuda/layer_combine.cu", f"{LAYERS} {OUTPUTS} -k combin", "layer_combine")
 dots = In("csrc/cuda/kernels/row_products.cuh", f"{LAYERS} -k 'dots or layers or large'", "layer_dots")
 squares = In("csrc/cuda/kernels/row_products.cuh", f"{LAYERS} -k 'dots or layers or large or squares'", "layer_squares")
+divided_dots = In("csrc/cuda/kernels/row_products.cuh", f"{SLICES} -k dots", "layer_dots")
 track = In("csrc/cuda/puc_track.cu", f"{SOLVERS} {OUTPUTS} -k 'puc or tracking'", "puc_track")
 means = In("csrc/cuda/puc_combine.cu", f"{SOLVERS} -k puc", "puc_combine")
 project = In("csrc/cuda/project_conflicts.cu", f"{SOLVERS} -k project", "project_conflicts")
@@ -57,6 +58,9 @@ MUTATIONS = [
     combine("the start is not added", "kAdd ? sum[v] + widen<double>(result[v]) : sum[v]", "sum[v]"),
     dots("sums of earlier blocks are lost", "total[r] += sums[r]", "total[r] = sums[r]"),
     dots("the last warp's sums are lost", "w < kRowThreads / kWarp; ++w) sum", "w < kRowThreads / kWarp - 1; ++w) sum"),
+    divided_dots(
+        "a second block starts by its own address", "aligned_start(rows, item.start)", "aligned_start(own, item.start)"
+    ),
     squares("columns by their address", "item.start / kRun<T> * kRun<T>", "aligned_start(own, item.start)"),
     dots("the width of the rows for the step", "item.stop, step_width, s[k])", "item.stop, width, s[k])"),
     dots("a group has a row too few", "(m + groups - 1) / groups", "m / groups"),
@@ -231,7 +235,7 @@ MUTATIONS = [
     hopper("vectors of 16 bytes where 4 are aligned", "inside && width == 16", "inside"),
     hopper("half of the transpose is left out", "0.5 * (of(y, x) + of(x, y))", "of(y, x)"),
     hopper("squares that are too large stay", "    bad |= !isfinite(total);\n", ""),
-    hopper("rows of 16 bits at odd addresses are copied", "if (odd(a) || odd(b)) return false;", ""),
+    hopper("rows of 16 bits at odd addresses are copied", "width < 4 || 0 < start", "0 < start"),
     hopper_cross(
         "the others' small parts are not found", "if constexpr (!kSymmetric) split_rows(others, tile, rest);", ""
     ),

@@ -5,6 +5,7 @@ from mutations.change import In
 
 COUNTS, DOOR = "tests/fit/test_server_counts.py", "tests/federation/test_door.py"
 CLIENT, SERVER = "tests/federation/test_federated_client.py", "tests/federation/test_federated_server.py"
+SCHEDULES = "tests/federation/test_client_schedules.py"
 
 answers = In(
     "fl_lightning/federation/client_messages.py", f"{COUNTS} {DOOR} -k 'test_server_counts or no_loss or that_is_none'"
@@ -19,12 +20,14 @@ door = In(
 )
 messages = In(
     "fl_lightning/federation/messages.py",
-    f"{COUNTS} {CLIENT} {DOOR} -k 'test_server_counts or of_no_round or no_sense or that_is_none or any_round'",
+    f"{COUNTS} {CLIENT} {SCHEDULES} {DOOR} -k 'test_server_counts or of_no_round or no_sense or that_is_none "
+    "or any_round or (bits_of_a_fit and method and SCAFFOLD and not Warm)'",
 )
 client = In(
     "fl_lightning/federation/federated_client.py",
-    f"{CLIENT} {SERVER} -k 'no_sense or (a_fit and MOON) or again or every_kind or ends_with or same_process "
-    "or says_nothing or (forgotten and MOON and True) or alike or nothing_stays or losses_are'",
+    f"{CLIENT} {SERVER} {SCHEDULES} -k 'no_sense or (a_fit and MOON) or again or every_kind or ends_with "
+    "or same_process or says_nothing or (forgotten and MOON and True) or alike or nothing_stays or losses_are "
+    "or (no_difference and Adam) or (values_are and Ditto) or reads_the_clock'",
 )
 away = In(
     "fl_lightning/federation/module_state.py",
@@ -95,6 +98,10 @@ MUTATIONS = [
         "if row.shape != theta.shape or row.dtype != theta.dtype:",
         "if row.dtype != theta.dtype:",
     ),
+    answers("one learning rate sets that of all", "            odd |= _fast_ones(fitting)\n", "            pass\n"),
+    answers("learning rates are looked at that nobody reads", "if self.needs.client_lr or self", "if True or self"),
+    answers("learning rates of 0 refuse all others", "if rate > most > 0", "if rate > most"),
+    answers("extras may be of any size", "answer.extras.items()}}", "{}.items()}}"),
     answers("large numbers below zero pass", "max(-float(low), float(high)) > LARGEST", "float(high) > LARGEST"),
     answers("large numbers pass", "max(-float(low), float(high)) > LARGEST", "-float(low) > LARGEST"),
     answers(
@@ -155,7 +162,7 @@ MUTATIONS = [
     ),
     known("the mean visit is rounded down", "-(-sum(usual) // len(usual))", "sum(usual) // len(usual)"),
     known("one client sets the length of rounds", "if number > most}", "if number > most and False}"),
-    known("whoever differs from the median is odd", "_OUTLIER = 100\n", "_OUTLIER = 1\n"),
+    known("whoever differs from the median is odd", "OUTLIER * median", "median"),
     known(
         "names are those of the first clients",
         "self._known[k].name if k in self._known else str(k)",
@@ -284,14 +291,8 @@ MUTATIONS = [
         "return [torch.arange(len(labels)).flip(0)]",
     ),
     client(
-        "samples are in reverse order",
-        "return [torch.arange(len(samples))]",
-        "return [torch.arange(len(samples)).flip(0)]",
-    ),
-    client(
         "evaluation data are in reverse order",
-        "return [torch.arange(len(samples))]",
-        "return [torch.arange(len(samples)).flip(0)]",
-        occurrence=1,
+        "return self.divide(samples, seed)",
+        "return [part.flip(0) for part in self.divide(samples, seed)]",
     ),
 ]

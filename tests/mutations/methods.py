@@ -23,7 +23,7 @@ fa = In("fl_lightning/algorithms/fa.py", "tests/algorithms/test_fa.py")
 mmpf = In("fl_lightning/algorithms/mmpf.py", "tests/algorithms/test_mmpf.py")
 fedlf = In("fl_lightning/algorithms/fedlf.py", "tests/algorithms/test_fedlf.py tests/algorithms/test_thresholds.py")
 still = In("fl_lightning/algorithms/fedlf.py", "tests/algorithms/test_contract.py -k zero_rows")
-blocks = In("fl_lightning/algorithms/_shared/layer_blocks.py", "tests/algorithms/test_layer_blocks.py")
+blocks = In("fl_lightning/algorithms/fedlf.py", "tests/algorithms/test_layer_blocks.py")
 descent = In(
     "fl_lightning/algorithms/_shared/common_descent.py",
     "tests/algorithms/test_common_descent.py tests/algorithms/test_thresholds.py",

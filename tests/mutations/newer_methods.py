@@ -5,6 +5,7 @@ from mutations.change import In
 
 CONTRACT = "tests/algorithms/test_contract.py"
 PERSONAL = "tests/algorithms/test_personal_layers.py"
+LIES = "tests/fit/test_server_counts.py -k no_client_can"
 
 adafed = In("fl_lightning/algorithms/adafed.py", "tests/algorithms/test_adafed.py")
 upgrad = In("fl_lightning/algorithms/upgrad.py", "tests/algorithms/test_upgrad.py")
@@ -13,13 +14,19 @@ layers = In("fl_lightning/algorithms/_shared/personal_layers.py", PERSONAL)
 fedrep = In("fl_lightning/algorithms/fedrep.py", PERSONAL)
 propfair = In("fl_lightning/algorithms/propfair.py", "tests/algorithms/test_propfair.py")
 aaggff = In("fl_lightning/algorithms/aaggff.py", f"tests/algorithms/test_aaggff.py {CONTRACT} -k aaggff")
+disparity = In("fl_lightning/algorithms/_shared/disparity.py", "tests/algorithms/test_fairfed.py")
 fairfed = In("fl_lightning/algorithms/fairfed.py", f"tests/algorithms/test_fairfed.py {CONTRACT} -k fairfed")
 fedism = In("fl_lightning/algorithms/fedism.py", f"tests/algorithms/test_fedism.py {CONTRACT} -k fedism")
 fedpw = In("fl_lightning/algorithms/fedpw.py", f"tests/algorithms/test_fedpw.py {CONTRACT} -k fedpw")
-weighting = In("fl_lightning/algorithms/_shared/weighting.py", f"{CONTRACT} -k enters_no_state")
+weighting = In("fl_lightning/algorithms/_shared/weighting.py", "tests/algorithms/test_prototypes.py -k do_not_fit")
+parts = In("fl_lightning/algorithms/_shared/weighting.py", LIES)
+accuracies = In("fl_lightning/algorithms/fedfa.py", LIES)
+counted = In("fl_lightning/algorithms/fairfed.py", LIES)
+kernels = In("fl_lightning/algorithms/fa.py", LIES)
+gaps = In("fl_lightning/algorithms/_shared/disparity.py", LIES)
 vectors = In("fl_lightning/algorithms/_shared/client_vectors.py", f"{CONTRACT} -k enters_no_state")
-smallest = In("fl_lightning/algorithms/_shared/smallest.py", "tests/algorithms/test_fedpw.py")
-shares = In("fl_lightning/algorithms/_shared/smallest.py", "tests/algorithms/test_column_shares.py -k FedPW")
+smallest = In("fl_lightning/algorithms/fedpw.py", "tests/algorithms/test_fedpw.py")
+shares = In("fl_lightning/algorithms/fedpw.py", "tests/algorithms/test_column_shares.py -k FedPW")
 
 MUTATIONS = [
     adafed("the divisors of equation 6 are the losses", "phi[k] - shares @ scales[:r]", "phi[k]"),
@@ -77,7 +84,19 @@ MUTATIONS = [
     aaggff("newcomers start without weight", "torch.full((len(new),), 1 / total", "torch.full((len(new),), 0.0"),
     aaggff("the program climbs", "curvature + s[:, None] + s[None, :]", "curvature - s[:, None] - s[None, :]"),
     aaggff("the Newton step climbs", "gradient / GAMMA - curvature", "-gradient / GAMMA - curvature"),
-    weighting("reports that are not finite count", "values.isfinite() & (values >= least)", "~(values < least)"),
+    weighting(
+        "reports that are not finite count", "_require(values.isfinite(), values", "_require(~values.isinf(), values"
+    ),
+    parts("a part may be more than its whole", "(values >= 0) & (values <= limits)", "values >= 0"),
+    parts("a part may be below 0", "(values >= 0) & (values <= limits)", "values <= limits"),
+    accuracies("accuracies may be above 1", "require_parts(accuracies, 1,", "require_parts(accuracies, 2,"),
+    counted("samples may be more than a client has", "hits[:, 1], cohort.sizes]", "hits[:, 1], hits[:, 1]]"),
+    counted("more may be right than there are", "hits[:, 1], cohort.sizes]", "cohort.sizes, cohort.sizes]"),
+    counted("groups may have more people than there are", "hits[:, 1:] - others", "hits[:, 1:]"),
+    counted("more of a group may be predicted than it has", "[predicted[:, 1], hits", "[predicted[:, 0], hits"),
+    kernels("members may be more than samples", "require_parts(counts, counts[:, :1],", "require_parts(counts, 1e9,"),
+    kernels("kernels may be above 1", "require_parts(sums[:, 0], counts[:, :1],", "require_parts(sums[:, 0], 1e9,"),
+    gaps("disparities may be above 1", "(values < 0) | (values > 1)", "(values < 0) | values.isinf()"),
     vectors(
         "control variates that are not finite count", "norm_of(vector).isfinite()", "norm_of(vector).isfinite() or True"
     ),
@@ -86,10 +105,10 @@ MUTATIONS = [
     fairfed("weights fall below 0", ").clamp_min(0)\n", ")\n"),
     fairfed(
         "the common disparity is the mean of the clients'",
-        "_disparity(predicted.sum(0, keepdim=True))",
-        "_disparity(predicted).nanmean()",
+        "rate_gaps(predicted.sum(0, keepdim=True))",
+        "rate_gaps(predicted).nanmean()",
     ),
-    fairfed("the notions are exchanged", 'self.notion == "dp"', 'self.notion == "eo"'),
+    disparity("the notions are exchanged", '    if notion == "dp":', '    if notion == "eo":'),
     fedism("earlier weights are forgotten", "self.beta * weights + (1 - self.beta) * before", "weights"),
     fedism(
         "earlier weights are not divided among the present", "before = shares(self.weights", "before = (self.weights"

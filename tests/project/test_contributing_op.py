@@ -51,7 +51,7 @@ def copy(tmp_path_factory):
         path.write_text(whole.replace(anchor, text + anchor), encoding="utf-8")
 
     insert("fl_lightning/ops/_reference.py", "def layer_combine(", block["reference"] + "\n\n")
-    insert("fl_lightning/ops/_library.py", "def _layer_combine(", block["fake"] + "\n\n")
+    insert("fl_lightning/ops/_library.py", "def _layer_cross_gram(", block["fake"] + "\n\n")
     insert("fl_lightning/ops/_library.py", '    "layer_dots": _Op(', block["entry"])
     insert("fl_lightning/ops/_layers.py", "@torch.no_grad()\ndef layer_combine(", block["public"] + "\n\n")
     exports = "fl_lightning/ops/__init__.py"

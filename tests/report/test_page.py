@@ -13,10 +13,10 @@ import pytest
 from records import fit_record
 
 from fl_lightning.report import FitRecord, RoundSeries, client_pictures, write_report
+from fl_lightning.report.conclusion import lede
 from fl_lightning.report.pictures import binned, both_ends, thinned
 from fl_lightning.report.repetitions import Repetition
 from fl_lightning.report.runs_of_a_method import by_method
-from fl_lightning.report.sentences import lede
 
 pytest.importorskip("plotly")
 
@@ -86,7 +86,7 @@ def test_names_are_escaped_and_shown_as_they_are(tmp_path):
     assert "<script>alert" not in page
     assert page.count("<script") == page.count("</script>") == 2
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
-    assert "&quot;quo&#x27;te&amp;amp;" in page
+    assert "&#34;quo&#39;te&amp;amp;" in page
     spec = json.dumps(pictures(text), ensure_ascii=False)
     assert "<script" not in spec  # plotly.js takes tags in texts for formatting
     assert "&lt;script&gt;" in spec
@@ -118,7 +118,7 @@ def test_a_constant_learning_rate_and_nobody_missing_are_said_in_words(tmp_path)
     rounds = replace(record.rounds, learning_rate=(0.1,) * 4, drop_outs=(0,) * 4, errors=(0,) * 4)
     text = written(tmp_path, replace(record, rounds=rounds, absences=()))
     assert not {"learning-rate", "missing"} & set(pictures(text)["pictures"])
-    assert "The clients&#x27; learning rate was 0.1 in all rounds." in text
+    assert "The clients&#39; learning rate was 0.1 in all rounds." in text
     assert "Every client that was drawn took part, in all of 4 rounds." in text
 
 

@@ -18,11 +18,7 @@ from fl_lightning.core.updates import UpdateMatrix
 
 
 def at_begin(vector: Tensor | None, federation: Federation, name: str) -> Tensor:
-    """The server's vector as a fit begins: 0, or a restored one on the federation's device.
-
-    Raises:
-        ValueError: a restored vector has another length than the model.
-    """
+    """The server's vector as a fit begins: 0, or a restored one on the federation's device."""
     n = federation.numel
     if vector is None:
         return torch.zeros(n, dtype=federation.dtype, device=federation.device)
@@ -49,10 +45,6 @@ def add_to_own(vectors: PerClient[Tensor], cohort: Cohort, sent: UpdateMatrix) -
 
 
 def check_vector(vector: Tensor, cohort: Cohort, sent: UpdateMatrix, name: str) -> None:
-    """Refuses a round that would leave the server something else than finite numbers.
-
-    Raises:
-        ValueError: names the clients.
-    """
+    """Refuses a round that would leave the server something else than finite numbers."""
     if not bool(cohort.updates.norm_of(vector).isfinite()):
         require_finite(sent.norms().isfinite(), cohort, name)

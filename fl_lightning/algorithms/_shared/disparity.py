@@ -8,8 +8,9 @@ of a score ``z`` by ``sigmoid(c z)``, and the disparity is ``g = |D|``.
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -37,11 +38,6 @@ class Disparities(ClientRule):
 
     A client that lacks one of the groups (for ``"eo"``: with label 1) has no disparity: it reports NaN and a row of
     zeros, with a warning. At ``D = 0`` the sub-gradient 0 is taken.
-
-    Args:
-        method: whose half this is, for errors.
-        notion: ``"dp"`` for demographic parity, ``"eo"`` for equal opportunity.
-        sharpness: ``c``.
     """
 
     needs = Needs(groups=True, client_lr=True)
@@ -58,11 +54,7 @@ class Disparities(ClientRule):
         return f"reports disparities, and {type(server).__name__} reads none: leave client out"
 
     def begin_client(self, work: LocalWork) -> None:
-        """Passes over the client's data once.
-
-        Raises:
-            ValueError: there is no data to ask for, no learning rate, or the module's method breaks its contract.
-        """
+        """Passes over the client's data once."""
         if work.batches is None or work.client_lr is None:
             raise ValueError("batches and client_lr of the client's work must be given to measure a disparity")
         sums, counts, predicted = torch.zeros(2, dtype=torch.float64), [0, 0], [0, 0]
@@ -75,7 +67,7 @@ class Disparities(ClientRule):
             hard = asked.scores.detach()
             if len(hard) > 0:  # a module may leave people out
                 ranges.append(torch.stack(hard.aminmax()).double().cpu())
-            for group, chosen in enumerate(_groups(asked, self.notion)):
+            for group, chosen in enumerate(counted_groups(asked, self.notion)):
                 number = int(chosen.sum())
                 if number == 0:
                     continue
@@ -122,27 +114,19 @@ class Disparities(ClientRule):
 
 
 def reported_disparities(cohort: Cohort, method: str) -> tuple[Tensor, UpdateMatrix]:
-    """``[m]`` disparities on the CPU, NaN where undefined, and their rows, as :class:`Disparities` sent them.
-
-    Raises:
-        ValueError: the cohort carries none, or some that no :class:`Disparities` sends.
-    """
+    """``[m]`` disparities on the CPU, NaN where undefined, and their rows, as :class:`Disparities` sent them."""
     values, rows = cohort.extras.get(NAME), cohort.companions.get(NAME)
     if values is None or rows is None:
         raise ValueError(f"extras and companions must hold {NAME!r} for {method}: its clients report their disparity")
-    if values.shape != (len(cohort),) or bool((values < 0).any() | values.isinf().any()):
+    if values.shape != (len(cohort),) or bool(((values < 0) | (values > 1)).any()):
         raise ValueError(
-            f"extras[{NAME!r}] must be {len(cohort)} numbers, none negative, NaN if undefined, found {values.tolist()}"
+            f"extras[{NAME!r}] must be {len(cohort)} numbers from 0 to 1, NaN if undefined, found {values.tolist()}"
         )
     return values.cpu(), rows
 
 
 def disparity_gram(cohort: Cohort, companions: UpdateMatrix | None, method: str) -> Tensor:
-    """Products ``[2m, 2m]`` of all loss and disparity rows, in this order, on the CPU; zeros without companions.
-
-    Raises:
-        ValueError: names the clients whose rows are not finite.
-    """
+    """Products ``[2m, 2m]`` of all loss and disparity rows, in this order, on the CPU; zeros without companions."""
     m = len(cohort)
     gram = torch.zeros(2 * m, 2 * m, dtype=torch.float64)
     gram[:m, :m] = cohort.updates.gram().sum(0)
@@ -154,7 +138,7 @@ def disparity_gram(cohort: Cohort, companions: UpdateMatrix | None, method: str)
     return gram
 
 
-def _groups(asked: GroupScores, notion: Notion) -> tuple[Tensor, Tensor]:
+def counted_groups(asked: GroupScores, notion: Notion) -> tuple[Tensor, Tensor]:
     """``[B]`` booleans: the samples that count in group 0, and those in group 1."""
     if notion == "dp":
         return ~asked.member, asked.member
@@ -164,3 +148,76 @@ def _groups(asked: GroupScores, notion: Notion) -> tuple[Tensor, Tensor]:
 def _single(scores: Tensor) -> Tensor:
     # Half precision has no room for a sum over a client's samples.
     return scores if scores.dtype.itemsize > 2 else scores.float()
+
+
+_SHOWN = 10
+
+
+def true_disparities(cohort: Cohort) -> Tensor | None:
+    """``[m]`` disparities of what the clients predict, NaN where one lacks a group; ``None`` if none has counted."""
+    predicted = cohort.extras.get(PREDICTED)
+    if predicted is None or SCORES not in cohort.extras:
+        return None
+    return rate_gaps(predicted).abs().cpu()
+
+
+def rate_gaps(predicted: Tensor) -> Tensor:
+    """``[m]`` group 0's rate of being predicted 1 less group 1's, from ``[m, 2, 2]``; NaN where a group has nobody."""
+    rates = predicted[:, 0] / predicted[:, 1]  # 0 / 0 is NaN
+    return rates[:, 0] - rates[:, 1]
+
+
+def lowest_score(cohort: Cohort) -> float:
+    """The lowest score that any sample of the round had."""
+    return float(cohort.extras[SCORES][:, 0].min())
+
+
+def conclusion(
+    method: str,
+    notion: str,
+    surrogates: Mapping[int, float],
+    true: Mapping[int, float],
+    lowest: float,
+    budget_of: Callable[[int], float],
+) -> str | None:
+    """One line about how the budgets were kept; warns of clients above theirs, and of scores that are no logits.
+
+    Args:
+        method: whose report it is.
+        notion: which disparity.
+        surrogates: of the clients that have reported, by id, on their training data in their last round.
+        true: likewise the disparities themselves; NaN where a client lacks one of the groups.
+        lowest: the lowest score that any sample had in any round.
+        budget_of: a client's budget.
+    """
+    known = {client: found for client, found in true.items() if not math.isnan(found)}
+    if not known:
+        return None
+    if lowest >= 0:
+        warnings.warn(
+            f"federated_groups never returned a negative score, so class 1 was predicted for every sample and the "
+            f"disparities of {method} mean nothing: return logits, which are positive where class 1 is "
+            "predicted and negative elsewhere",
+            stacklevel=2,
+        )
+    above = {client: found - budget_of(client) for client, found in known.items()}
+    order = sorted(above, key=lambda client: -above[client])
+    exceeded = [client for client in order if above[client] > 0]
+    if exceeded:
+        worst = order[0]
+        warnings.warn(
+            f"{method} ended above its budget for {len(exceeded)} of {len(known)} clients: that of client "
+            f"{worst} is {budget_of(worst):g}, its disparity on training data {known[worst]:.4f} (the "
+            f"surrogate that is trained on: {surrogates[worst]:.4f}). Train for more rounds, raise sharpness, "
+            "or lower the budget",
+            stacklevel=2,
+        )
+    shown = "; ".join(
+        f"client {client}: {budget_of(client):g}, {surrogates[client]:.4f}, {known[client]:.4f}"
+        for client in order[:_SHOWN]
+    )
+    which = f" (the {_SHOWN} of {len(order)} clients with the largest excess)" if len(order) > _SHOWN else ""
+    return (
+        f"{method}: budget, surrogate and true disparity ({notion}) on the training data, at the start "
+        f"of each client's last round{which}: {shown}"
+    )

@@ -54,11 +54,7 @@ class PersonalLayers(ClientRule):
         return f"keeps layers at the clients, and {type(server).__name__} asks for {what} at the global model"
 
     def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
-        """Finds the layers.
-
-        Raises:
-            ValueError: there are none, or all parameters are theirs.
-        """
+        """Finds the layers."""
         layers = self.find(module, layout)
         trained = trained_parameters(module, layout.names)
         if not trained.keys() - layers.parameters:
@@ -83,11 +79,7 @@ class PersonalLayers(ClientRule):
 
     @torch.no_grad()
     def end_client(self, work: LocalWork) -> ClientReport:
-        """Keeps the client's layers, and puts those received back: the update is zero there.
-
-        Raises:
-            ValueError: they are not finite.
-        """
+        """Keeps the client's layers, and puts those received back: the update is zero there."""
         assert self._received is not None
         layers, cpu = self.find(work.module, work.layout), torch.device("cpu")
         own = _joined(layers.of(work.parameters, work.layout), work.params).to(cpu)
@@ -106,19 +98,7 @@ class PersonalLayers(ClientRule):
 def layers_under(
     module: nn.Module, layout: ParamLayout, names: Sequence[str] | None, count: int, method: str
 ) -> Layers:
-    """The layers of submodules, or the last ones that own trained parameters.
-
-    Args:
-        module: the module.
-        layout: names its trained parameters.
-        names: of submodules, with all that is below them; ``None``: the last ``count``.
-        count: how many.
-        method: the method's name, for errors.
-
-    Raises:
-        ValueError: a name is no submodule, has no trained parameter, or shares one with a layer that is not named; or
-            there are no more than ``count`` layers.
-    """
+    """The layers of submodules, with all that is below them, or the last ``count`` that own trained parameters."""
     parts = submodules(module)
     # Tied parameters are in several places; the first of them gives the name.
     trained = {id(parameter): name for name, parameter in trained_parameters(module, layout.names).items()}

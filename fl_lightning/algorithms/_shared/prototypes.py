@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.weighting import reported
+from fl_lightning.algorithms._shared.weighting import reported, require_parts
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.features import class_labels, own_features
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs
@@ -22,9 +23,6 @@ class ClassPrototypes(ClientRule):
     Features are taken before the optimizer's step on their batch. The server's mean counts every client that holds the
     class alike; a class that no client of the round holds keeps the prototype that it had, if any. Negative class
     indices mark samples without a class.
-
-    Args:
-        num_classes: number of classes.
 
     Attributes:
         prototypes: ``[C, d]`` the server's prototypes in double precision; ``None`` before the first round has ended.
@@ -44,11 +42,7 @@ class ClassPrototypes(ClientRule):
         self._collected: tuple[Tensor, Tensor, Tensor] | None = None
 
     def begin_fit(self, federation: Federation) -> None:
-        """Checks that restored prototypes are of these classes.
-
-        Raises:
-            ValueError: they are of another number of classes.
-        """
+        """Checks that restored prototypes are of these classes."""
         if self.known is not None and len(self.known) != self.num_classes:
             raise ValueError(f"num_classes must be that of the checkpoint, {len(self.known)}, found {self.num_classes}")
 
@@ -62,11 +56,7 @@ class ClassPrototypes(ClientRule):
             self._collected = None
 
     def received(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The prototypes ``[C, d]`` and which are known ``[C]``, where and as the features are; ``None`` without any.
-
-        Raises:
-            ValueError: the features have another width than the prototypes.
-        """
+        """The prototypes ``[C, d]`` and which are known ``[C]``, where and as features are; ``None`` without any."""
         if self.prototypes is None or self.known is None:
             return None
         if self.prototypes.shape[1] != like.shape[1]:
@@ -93,11 +83,7 @@ class ClassPrototypes(ClientRule):
         return values, classes
 
     def end_client(self, work: LocalWork) -> ClientReport:
-        """Sends the client's prototypes ``[C, d]`` and how many samples each comes from, ``[C]``.
-
-        Raises:
-            ValueError: a class index is too large, or a prototype is not finite.
-        """
+        """Sends the client's prototypes ``[C, d]`` and how many samples each comes from, ``[C]``."""
         if self._collected is None:
             raise ValueError(f"training_step must return losses, client {work.client_id} found none to add features to")
         sums, counts, largest = self._collected
@@ -109,14 +95,12 @@ class ClassPrototypes(ClientRule):
         return ClientReport(extras={"prototypes": prototypes, "prototype_counts": counts})
 
     def commit(self, cohort: Cohort) -> None:
-        """The server's prototype of a class becomes the mean of those of the clients that hold it.
-
-        Raises:
-            ValueError: the cohort carries no prototypes, or some that are not finite.
-        """
+        """The server's prototype of a class becomes the mean of those of the clients that hold it."""
         method, classes = type(self).__name__, self.num_classes
         sent = reported(cohort, "prototypes", (classes, None), method)
-        held = reported(cohort, "prototype_counts", (classes,), method, least=0) > 0
+        counts = reported(cohort, "prototype_counts", (classes,), method)
+        require_parts(counts, inf, cohort, "prototype_counts", method)
+        held = counts > 0
         means = (sent * held[:, :, None]).sum(0) / held.sum(0).clamp(min=1)[:, None]
         fresh = held.any(0)
         before = torch.zeros_like(means) if self.prototypes is None else self.prototypes.to(means)

@@ -31,9 +31,6 @@ class RemembersRows(ServerRule):
     Attributes:
         history: the remembered rows.
         planned_rows: how many they are at most, in this fit.
-
-    Raises:
-        ValueError: ``max_history`` is not positive.
     """
 
     columnwise = True
@@ -53,11 +50,7 @@ class RemembersRows(ServerRule):
         return "gram" if self.window == 0 else "rows"
 
     def begin_fit(self, federation: Federation) -> None:
-        """Never allocates more rows than there are clients.
-
-        Raises:
-            ValueError: nobody said how many rows to remember, and they would take more than 8 GiB.
-        """
+        """Never allocates more rows than there are clients."""
         clients, layers = federation.num_clients, federation.layout.num_layers
         cohort, most = federation.cohort_size, self.max_history or clients
         rows = clients if self.window is None or cohort is None else min(clients, self.window * cohort)

@@ -59,12 +59,9 @@ class Rescaled(NamedTuple):
 
 
 def as_long_as_mean(coeff: Tensor, slopes: Tensor, squares: Tensor) -> Rescaled:
-    """Rescales a direction so that the whole step is as long as the mean of the online rows.
+    """Rescales a direction so that the whole step is as long as the mean of the online rows. All lie on the CPU.
 
-    Args:
-        coeff: ``[L, k]`` its coefficients, on the CPU like the others.
-        slopes: ``[L, k]`` its products with the rows, see :func:`products`.
-        squares: ``[L]`` see :func:`mean_squares`.
+    It is known by its coefficients ``[L, k]``, its :func:`products` ``[L, k]``, and :func:`mean_squares` ``[L]``.
     """
     size, target = (float(square.clamp_min(0).sqrt()) for square in ((coeff * slopes).sum(), squares.sum()))
     factor = target / size if size > 0 else 0.0
@@ -77,16 +74,7 @@ def rounding_error(cohort: Cohort) -> float:
 
 
 def require_finite(finite: Tensor, cohort: Cohort, method: str = "") -> None:
-    """Refuses rows with NaN or infinity.
-
-    Args:
-        finite: ``[m]`` whether each client's rows are finite.
-        cohort: the cohort.
-        method: whose error it is.
-
-    Raises:
-        ValueError: names the clients.
-    """
+    """Refuses rows with NaN or infinity, and names their clients; ``finite`` ``[m]`` says whose rows are fine."""
     clients = [client for client, fine in zip(cohort.client_ids, finite.tolist(), strict=True) if not fine]
     if clients:
         rule = f" for {method}" if method else ""
@@ -138,11 +126,7 @@ class JointRows:
         self.gram = self._history.joint_gram(cohort.updates, absent, cohort.client_ids)
 
     def on_cpu(self, gram: Tensor) -> Tensor:
-        """Gram matrices ``[..., m + h, m + h]`` on the CPU: those of the layers, or their sum.
-
-        Raises:
-            ValueError: a row of the round is not finite.
-        """
+        """Gram matrices ``[..., m + h, m + h]`` on the CPU: those of the layers, or their sum."""
         gram = gram.cpu()
         finite = gram.diagonal(dim1=-2, dim2=-1).isfinite().reshape(-1, gram.shape[-1]).all(0)
         require_finite(finite[: len(self.cohort)], self.cohort, self.method)
@@ -158,11 +142,6 @@ class JointRows:
         """Brings a direction, found beside the Gram matrices, to the CPU with what there is to know about it.
 
         A device is asked once, for a few numbers of each layer.
-
-        Args:
-            coeff: ``[L, m + h]`` its coefficients.
-            solved: ``[L]`` whether it holds in a layer.
-            fair: ``[L]`` whether a fair row took part.
         """
         gram = self.gram
         slopes, squares = products(gram, coeff), mean_squares(gram, len(self.cohort))

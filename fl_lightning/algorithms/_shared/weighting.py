@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from math import inf, isfinite
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -14,11 +14,7 @@ from fl_lightning.core.cohort import Cohort
 
 
 def nonnegative_losses(cohort: Cohort, method: str) -> Tensor:
-    """The cohort's losses ``[m]``, float64 on the CPU, for methods that take them for proportions.
-
-    Raises:
-        ValueError: the cohort has no losses, or a loss is negative.
-    """
+    """The cohort's losses ``[m]``, float64 on the CPU, for methods that take them for proportions."""
     losses = cohort.known_losses
     if bool((losses < 0).any()):
         raise ValueError(
@@ -28,7 +24,7 @@ def nonnegative_losses(cohort: Cohort, method: str) -> Tensor:
     return losses
 
 
-def reported(cohort: Cohort, name: str, shape: tuple[int | None, ...], method: str, least: float = -inf) -> Tensor:
+def reported(cohort: Cohort, name: str, shape: tuple[int | None, ...], method: str) -> Tensor:
     """What all clients reported under a name, ``[m, ...]`` float64 on the CPU.
 
     Args:
@@ -36,11 +32,6 @@ def reported(cohort: Cohort, name: str, shape: tuple[int | None, ...], method: s
         name: of the entry of its extras.
         shape: of one client's; ``None`` stands for any length.
         method: whose error it is.
-        least: the smallest number that is allowed.
-
-    Raises:
-        ValueError: nobody reported it, its shape is another, or a client, which it names, reported a number that is
-            too small or not finite.
     """
     found, m = cohort.extras.get(name), len(cohort)
     sizes = ", ".join("m" if place == 0 else str(size or "any") for place, size in enumerate((m, *shape)))
@@ -49,13 +40,34 @@ def reported(cohort: Cohort, name: str, shape: tuple[int | None, ...], method: s
     if found.dim() != 1 + len(shape) or any(b not in (None, a) for a, b in zip(found.shape[1:], shape, strict=True)):
         raise ValueError(f"extras[{name!r}] must have shape [{sizes}] for {method}, found {list(found.shape)}")
     values = found.cpu()
-    sound = (values.isfinite() & (values >= least)).reshape(m, -1).all(1)
-    if not bool(sound.all()):
-        place = sound.tolist().index(False)
-        words = "finite" if least == -inf else f"finite and at least {least:g}"
-        told = f"{values[place].tolist()} from client {cohort.client_ids[place]}"
-        raise ValueError(f"extras[{name!r}] must be {words} for {method}, found {told}")
+    _require(values.isfinite(), values, None, cohort, name, method)
     return values
+
+
+def require_parts(values: Tensor, wholes: Tensor | float, cohort: Cohort, name: str, method: str) -> None:
+    """Checks that what clients reported under a name ``[m, ...]`` lies between 0 and what it is a part of.
+
+    Args:
+        values: what they reported, or some of it.
+        wholes: ``[m, ...]``, such as the samples among which somebody was counted.
+        cohort: the cohort.
+        name: of the entry of its extras.
+        method: whose error it is.
+
+    Raises:
+        ValueError: a client, which it names, reported something else.
+    """
+    limits = torch.as_tensor(wholes, dtype=values.dtype).expand_as(values)
+    _require((values >= 0) & (values <= limits), values, limits, cohort, name, method)
+
+
+def _require(sound: Tensor, values: Tensor, limits: Tensor | None, cohort: Cohort, name: str, method: str) -> None:
+    by_client = sound.reshape(len(cohort), -1).all(1).tolist()
+    if not all(by_client):
+        place = by_client.index(False)
+        words = "be finite" if limits is None else f"lie between 0 and {limits[place].tolist()}"
+        told = f"{values[place].tolist()} from client {cohort.client_ids[place]}"
+        raise ValueError(f"extras[{name!r}] must {words} for {method}, found {told}")
 
 
 def shares(values: Tensor) -> Tensor:
@@ -90,11 +102,7 @@ def uniform_weights(cohort: Cohort) -> Tensor:
 
 
 def weighted_mean(cohort: Cohort, weights: Tensor) -> Tensor:
-    """Linear combination of the rows with weights ``[m]``, the same in all layers.
-
-    Raises:
-        ValueError: a row, which it names by its client, or the mean is not finite.
-    """
+    """Linear combination of the rows with weights ``[m]``, the same in all layers."""
     step = cohort.updates.combine(weights)
     if not isfinite(float(cohort.updates.norm_of(step))):
         require_finite(cohort.updates.norms().isfinite(), cohort)

@@ -97,12 +97,7 @@ class TargetedScaling(Attack):
 
 
 def _relabelled(batch: Any, attack: LabelFlip | TargetedScaling, change: Callable[[Tensor], Tensor]) -> Any:
-    """The batch with other labels, as a new object.
-
-    Raises:
-        TypeError: there are no labels at this place, or they are no integers.
-        ValueError: their type does not hold the new ones.
-    """
+    """The batch with other labels, as a new object."""
     where, name = attack.labels, f"labels={attack.labels!r} of {type(attack).__name__}"
     parts: Any = dict(batch) if isinstance(batch, Mapping) else list(batch) if isinstance(batch, (tuple, list)) else {}
     try:

@@ -160,11 +160,7 @@ def assumed(dishonest: float, m: int) -> int:
 
 
 def below_half(dishonest: float | int, guard: Guard) -> float | int:
-    """Refuses a share that leaves no honest majority.
-
-    Raises:
-        ValueError: it is a share of half or more.
-    """
+    """Refuses a share that leaves no honest majority."""
     if isinstance(dishonest, float) and not dishonest < 0.5:
         name = type(guard).__name__
         raise ValueError(f"dishonest of {name} must be a count or a share below .5, found {dishonest}")

@@ -23,11 +23,9 @@ def declared(rule: object) -> dict[str, Declared[Any]]:
 
 
 def state(rule: object, sent: Literal["all"] | None = None) -> dict[str, Any]:
-    """What a checkpoint holds of a rule, by name; tensors share memory with it. What is ``None`` is left out.
+    """What a checkpoint holds of a rule, or of that what is ``sent``, by name, as far as it is not ``None``.
 
-    Args:
-        rule: the rule.
-        sent: ``"all"``: only what the server sends to every client of a round.
+    Tensors share memory with the rule.
     """
     entries = [(name, entry) for name, entry in declared(rule).items() if sent is None or entry.sent == sent]
     states = {name: entry.state(getattr(rule, name)) for name, entry in entries}
@@ -55,12 +53,7 @@ def load(rule: object, states: Mapping[str, Any]) -> None:
 
 
 def at(rule: Rule, states: Mapping[str, Any]) -> Rule:
-    """Another rule, as this one was when :func:`state` returned these; this one stays as it is.
-
-    Raises:
-        ValueError: it is not what the rule keeps.
-        FileNotFoundError: a file that it refers to is gone.
-    """
+    """Another rule, as this one was when :func:`state` returned these; this one stays as it is."""
     other = copy(rule)
     load(other, states)
     return other
@@ -111,23 +104,13 @@ def for_one(rule: object, client_id: int) -> dict[str, Any]:
 
 
 def take(rule: object, to_all: Mapping[str, Any]) -> None:
-    """At a client: a rule takes what the server sends to every client, in place of all that it has.
-
-    Raises:
-        ValueError: it is not what the rule's server sends.
-        TypeError: a value is of another kind than the rule's.
-    """
+    """At a client: a rule takes what the server sends to every client, in place of all that it has."""
     _only(rule, to_all, [name for name, entry in declared(rule).items() if entry.sent == "all"])
     load(rule, to_all)
 
 
 def take_own(rule: object, client_id: int, to_one: Mapping[str, Any]) -> None:
-    """At a client: a rule takes what the server sends to this client alone.
-
-    Raises:
-        ValueError: it is not what the rule's server sends.
-        TypeError: a value is of another kind than the rule's.
-    """
+    """At a client: a rule takes what the server sends to this client alone."""
     entries = declared(rule)
     _only(rule, to_one, [name for name, entry in entries.items() if entry.sent == "owner"])
     for name, value in to_one.items():
@@ -135,11 +118,7 @@ def take_own(rule: object, client_id: int, to_one: Mapping[str, Any]) -> None:
 
 
 def keep(rule: object, client_id: int, kept: Mapping[str, Any], when: int) -> None:
-    """The client's report entered the step of round ``when``: what it kept of its visit replaces what it had.
-
-    Raises:
-        ValueError: it is not what the rule's clients keep.
-    """
+    """The client's report entered the step of round ``when``: what it kept of its visit replaces what it had."""
     _only(rule, kept, [name for name, entry in declared(rule).items() if entry.at_client])
     for name, value in kept.items():
         getattr(rule, name).keep(client_id, restored(Snapshot, value), when)

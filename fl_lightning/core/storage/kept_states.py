@@ -18,10 +18,6 @@ class KeptStates:
     A client hears with the next order which of its visits was the last that counted. The state of that visit is then
     its own, and the states of all others are deleted. At most two states are held at a time: of the last visit that
     counted, and of the last visit.
-
-    Args:
-        client_id: the client.
-        folder: where the files live; made when the first is written. ``None``: in memory.
     """
 
     def __init__(self, client_id: int, folder: str | Path | None = None) -> None:

@@ -45,9 +45,6 @@ class PerClient(ByClient[T], MutableMapping[int, T], Generic[T]):
         kind: what values are: ``int``, ``float``, ``bool``, :class:`Tensor` or :class:`Snapshot`.
         device: where tensors live; ``None``: where they come from.
         capacity: most clients to keep; those written longest ago leave first. ``None``: no limit.
-
-    Raises:
-        ValueError: ``capacity`` is not positive.
     """
 
     def __init__(self, kind: type[T], device: torch.device | str | None = None, capacity: int | None = None) -> None:
@@ -123,11 +120,7 @@ def plain(value: Any) -> Any:
 
 
 def restored(kind: type[T], value: Any) -> T:
-    """A value of some kind from what :func:`plain` made of one; tensors are copied.
-
-    Raises:
-        TypeError: it was of another kind.
-    """
+    """A value of some kind from what :func:`plain` made of one; tensors are copied."""
     if kind is Snapshot:
         return cast(T, Snapshot(restored(Tensor, value["params"]), restored(Tensor, value["buffers"])))
     if kind is Tensor:

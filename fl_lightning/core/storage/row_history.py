@@ -42,9 +42,6 @@ class RowHistory:
         capacity: most rows to keep; rows of the oldest rounds leave first (among equals, larger client ids).
             ``None``: no limit.
         device: where the rows live; ``None``: beside the updates. Products with rows elsewhere are computed there.
-
-    Raises:
-        ValueError: ``capacity`` is not positive.
     """
 
     def __init__(self, capacity: int | None = None, device: torch.device | str | None = None) -> None:
@@ -89,11 +86,7 @@ class RowHistory:
         return sorted(chosen, key=lambda i: (-self._entries[i].round, i))
 
     def rounds(self, clients: Sequence[int]) -> list[int]:
-        """The rounds that the remembered rows of ``clients`` come from.
-
-        Raises:
-            KeyError: a client is not remembered.
-        """
+        """The rounds that the remembered rows of ``clients`` come from."""
         return [self._entries[i].round for i in clients]
 
     def joint_gram(self, updates: UpdateMatrix, clients: Sequence[int], leaving: Collection[int] = ()) -> Tensor:
@@ -107,10 +100,6 @@ class RowHistory:
         Returns:
             ``[L, m + h, m + h]`` float64 where ``updates.gram()`` is; remembered rows carry the scale given to
             :meth:`remember`.
-
-        Raises:
-            KeyError: a client is not remembered.
-            ValueError: the new rows do not fit the remembered ones.
         """
         self._fresh = None
         gram = updates.gram()
@@ -168,9 +157,6 @@ class RowHistory:
             clients: row position to client id, of the rows to store; at most the first ``capacity`` are.
             when: the round they come from.
             scales: ``[m]`` or a number: factors that products and combinations apply to the stored rows.
-
-        Raises:
-            ValueError: the new rows do not fit the remembered ones.
         """
         if self._waiting is not None:
             self._waiting.append(partial(self.remember, updates, clients, when, scales))

@@ -10,11 +10,7 @@ from fl_lightning.lightning.names import Callback, Trainer, TrainerFn
 
 
 def records(trainer: Trainer, callback: Callback) -> Any:
-    """The trainer's strategy, which has ``last_round`` and ``last_evaluation``.
-
-    Raises:
-        ValueError: the strategy is not a federated one.
-    """
+    """The trainer's strategy, which has ``last_round`` and ``last_evaluation``."""
     strategy = trainer.strategy
     if not hasattr(strategy, "last_round"):
         raise ValueError(
