@@ -14,14 +14,15 @@ become Python's. Defaults are not checked.
 The library calls what it has checked once by ``trusted``, which leaves the checks out::
 
     trusted(RoundRecord)(round=3, ...)
+    altered(record, local_steps=12)
 """
 
-from fl_lightning.arguments.checked import check, check_unused, checked, nearest, trusted
+from fl_lightning.arguments.checked import altered, check, check_unused, checked, nearest, trusted
 from fl_lightning.arguments.foreign import has_numbers
 from fl_lightning.arguments.rules import ANY, DEVICE, FILLED, TEXT, Bounds, Example
 from fl_lightning.arguments.shown import shown
 
 __all__ = [
-    "ANY", "DEVICE", "FILLED", "TEXT", "Bounds", "Example", "check", "check_unused", "checked", "has_numbers",
-    "nearest", "shown", "trusted",
+    "ANY", "DEVICE", "FILLED", "TEXT", "Bounds", "Example", "altered", "check", "check_unused", "checked",
+    "has_numbers", "nearest", "shown", "trusted",
 ]  # fmt: skip

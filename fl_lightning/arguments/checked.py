@@ -35,6 +35,16 @@ def trusted(target: Callable[P, T]) -> Callable[P, T]:
     return cast("Callable[P, T]", _unchecked(target))
 
 
+def altered(record: T, **changes: Any) -> T:
+    """A record of a checked dataclass with other values, which the library itself has made; they are not checked.
+
+    Args:
+        record: the record, which stays as it is.
+        **changes: the other values, by name.
+    """
+    return trusted(type(record))(**{**vars(record), **changes})
+
+
 @cache
 def _unchecked(target: Any) -> Callable[..., Any]:
     if not inspect.isclass(target):

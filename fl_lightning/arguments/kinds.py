@@ -108,7 +108,7 @@ def _with_example(words: str, rule: Rule | None) -> str:
 
 
 def _flag(kind: Kind, value: Any) -> bool:
-    flag = pythons(value)
+    flag = value if isinstance(value, bool) else pythons(value)
     if not isinstance(flag, bool):
         raise Mismatch(kind, value)
     return flag
@@ -193,11 +193,11 @@ def _mapping(keys: Kind, values: Kind) -> Callable[[Kind, Any], Any]:
 
 def _sequence(items: Kind, as_tuple: bool, filled: bool) -> Callable[[Kind, Any], Any]:
     def take(kind: Kind, value: Any) -> Any:
-        entries = value
-        if is_array(value):
-            entries = value.tolist()
-        elif isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-            raise Mismatch(kind, value)
+        entries: Any = value
+        if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+            if not is_array(value):
+                raise Mismatch(kind, value)
+            entries = entries.tolist()
         if filled and len(entries) == 0:
             raise Mismatch(kind, value, ValueError)
         taken = entries

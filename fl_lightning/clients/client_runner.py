@@ -16,18 +16,21 @@ from fl_lightning.algorithms.records import LocalWork, Needs
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
-from fl_lightning.clients.client_batches import ClientBatches
+from fl_lightning.clients.client_batches import ClientBatches, LocalOptions
 from fl_lightning.clients.client_hooks import ClientHooks
-from fl_lightning.clients.client_losses import ClientLosses
 from fl_lightning.clients.client_optimizers import ClientOptimizers
 from fl_lightning.clients.fast_sgd import FastSGD
 from fl_lightning.clients.full_gradient import FullGradients
-from fl_lightning.clients.local_options import LocalOptions
-from fl_lightning.clients.local_steps import LeanStep, LightningStep, LocalStep
-from fl_lightning.clients.local_trainer import LocalTrainer
+from fl_lightning.clients.local_training import (
+    EagerGradients,
+    LeanStep,
+    LightningStep,
+    LocalStep,
+    LocalTrainer,
+    LossGradients,
+)
 from fl_lightning.clients.log_recorder import LoggerCall
-from fl_lightning.clients.loss_gradients import EagerGradients, LossGradients
-from fl_lightning.clients.module_calls import ModuleCalls
+from fl_lightning.clients.module_calls import ClientLosses, ModuleCalls
 from fl_lightning.clients.module_visits import ModuleVisits
 from fl_lightning.clients.planned.planned_gradients import PlannedGradients
 from fl_lightning.clients.schedules import Schedules

@@ -3,6 +3,6 @@
 
 from fl_lightning.clients.base import CohortRunner, Executor
 from fl_lightning.clients.sequential import Sequential
-from fl_lightning.clients.workers.executor import Parallel
+from fl_lightning.clients.workers.runner import Parallel
 
 __all__ = ["CohortRunner", "Executor", "Parallel", "Sequential"]

@@ -19,15 +19,7 @@ from fl_lightning.lightning.names import Trainer
 
 @dataclass(frozen=True)
 class FullGradients:
-    """Takes one step with all of a client's data at once.
-
-    Attributes:
-        trainer: the trainer.
-        loop: the federated epoch loop.
-        calls: calls the module.
-        batches: the clients' batches.
-        rule: the client rule.
-    """
+    """Takes one step with all of a client's data at once."""
 
     trainer: Trainer
     loop: FederatedEpochLoop

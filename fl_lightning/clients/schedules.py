@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import copy
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import ceil
 from typing import Any
 
-from fl_lightning.clients.scheduler_states import SchedulerStates, Snapshot
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
 from fl_lightning.lightning.names import Trainer
 from fl_lightning.lightning.round_clock import VisitClock, VisitPlan
+
+Snapshot = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -170,9 +176,9 @@ class Schedules:
 
     def end_visit(self) -> Pace:
         """The client is trained; :meth:`restore` has to follow."""
-        clock = self._clock
-        own = self._own if self._manual else [clock.steps_taken] * len(self._by_hand)
-        return Pace(clock.steps_taken, clock.batches_begun, tuple(own), tuple(self._by_hand), tuple(self._odd))
+        steps, batches = self._clock.steps_taken, self._clock.batches_begun
+        own = self._own if self._manual else [steps] * len(self._by_hand)
+        return Pace(steps, batches, tuple(own), tuple(self._by_hand), tuple(self._odd))
 
     def restore(self) -> None:
         """Ends a visit, however it went: schedulers and clock are where the round began."""
@@ -230,3 +236,50 @@ class Schedules:
         self.local_steps, measured = state["local_steps"], state["measured"]
         self._measured = None if measured is None else Pace(**measured)
         self._patterns = dict(state["patterns"])
+
+
+class SchedulerStates:
+    """Takes and puts back what schedulers know, those that they wrap included.
+
+    Not through ``state_dict``: it holds wrapped schedulers by reference in many classes outside torch, and copies of
+    them would go on with copies of the optimizer.
+    """
+
+    def __init__(self, schedulers: Sequence[Any]) -> None:
+        self._parts: list[Any] = []
+        for scheduler in schedulers:
+            self._find(scheduler)
+
+    def take(self) -> Snapshot:
+        """Copies of all they know now."""
+        return [{name: _copied(value) for name, value in vars(part).items()} for part in self._parts]
+
+    def put(self, snapshot: Snapshot) -> None:
+        """Brings them to where :meth:`take` was called."""
+        for part, before in zip(self._parts, snapshot, strict=True):
+            own = vars(part)
+            for name in own.keys() - before.keys():
+                del own[name]
+            own.update({name: _copied(value) for name, value in before.items()})
+
+    def _find(self, thing: Any) -> None:
+        if any(thing is part for part in self._parts):
+            return
+        self._parts.append(thing)
+        for name, value in vars(thing).items():
+            for item in value if isinstance(value, (list, tuple)) else [value]:
+                # Lambdas may be objects with a memory of their own; functions and classes have none.
+                remembers = name == "lr_lambdas" and hasattr(item, "__dict__") and not hasattr(item, "__qualname__")
+                if isinstance(item, LRScheduler) or remembers:
+                    self._find(item)
+
+
+def _copied(value: Any) -> Any:
+    """A copy as deep as containers and tensors go; other objects stay the same."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if type(value) in (list, tuple, deque):
+        return type(value)(map(_copied, value))
+    return copy.copy(value) if isinstance(value, (dict, list, set)) else value

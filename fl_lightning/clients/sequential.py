@@ -21,12 +21,7 @@ class Sequential(Executor):
 
 
 class SequentialRunner(CohortRunner):
-    """Trains every client when the fit asks for it.
-
-    Args:
-        clients: trains single clients.
-        fallback: why clients train one after the other although another executor was asked for.
-    """
+    """Trains every client when the fit asks for it."""
 
     def __init__(self, clients: ClientRunner, fallback: str | None = None) -> None:
         self._clients, self.fallback = clients, fallback

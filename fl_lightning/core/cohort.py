@@ -89,7 +89,7 @@ class Cohort:
                 raise ValueError(f"companions[{name!r}] must have shape [{m}, {n}], found {tuple(matrix.rows.shape)}")
 
     def __len__(self) -> int:
-        return len(self.updates)
+        return len(self.client_ids)
 
     @property
     def known_losses(self) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.arguments import FILLED, Bounds, checked
+from fl_lightning.arguments import FILLED, Bounds, checked, trusted
 from fl_lightning.core.modules import trained_parameters
 
 LayerSpec = Literal["module", "tensor", "model"] | Sequence[Sequence[str]]
@@ -83,7 +83,7 @@ class ParamLayout:
         for _, members in groups:
             starts.append(starts[-1] + sum(trainable[name].numel() for name in members))
         shapes = tuple(tuple(trainable[name].shape) for name in names)
-        return cls(tuple(names), shapes, tuple(name for name, _ in groups), tuple(starts))
+        return trusted(cls)(tuple(names), shapes, tuple(name for name, _ in groups), tuple(starts))
 
     @classmethod
     @checked(sizes=Bounds(0, filled=True))

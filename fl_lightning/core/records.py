@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.arguments import Bounds, checked
+from fl_lightning.arguments import Bounds, checked, trusted
 from fl_lightning.metrics.functional import Mode, fairness_summary, guessed_mode
 
 
@@ -120,7 +120,7 @@ class EvaluationRecord:
         """
         mode = self.mode(metric) if mode is None else mode
         values = self.values[metric].abs() if mode == "abs" else self.values[metric]
-        return fairness_summary(values, self.sizes, larger_is_better=mode == "max")
+        return trusted(fairness_summary)(values, self.sizes, larger_is_better=mode == "max")
 
     @checked()
     def ranking(self, metric: str, mode: Mode | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fl_lightning.arguments import Bounds, check, checked
+from fl_lightning.arguments import Bounds, check, checked, trusted
 from fl_lightning.core.seeding import derive_seed
 
 
@@ -197,7 +197,7 @@ def _ids(clients: np.ndarray[Any, Any]) -> tuple[int, ...]:
 
 
 def _selection(clients: np.ndarray[Any, Any]) -> Selection:
-    return Selection(_ids(clients))
+    return trusted(Selection)(_ids(clients))
 
 
 def check_clients_per_round(clients_per_round: int | float) -> None:
@@ -208,8 +208,7 @@ def check_clients_per_round(clients_per_round: int | float) -> None:
 
 
 def cohort_size(clients_per_round: int | float, num_clients: int) -> int:
-    """The number of clients in a round: an int is a count, a float a fraction (rounded up)."""
-    check_clients_per_round(clients_per_round)
+    """The number of clients in a round, by an argument that was checked: a count, or a fraction (rounded up)."""
     if isinstance(clients_per_round, int):
         if clients_per_round > num_clients:
             raise ValueError(f"clients_per_round must be at most the {num_clients} clients, found {clients_per_round}")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from fl_lightning.arguments import ANY, FILLED, check, checked, has_numbers, shown
+from fl_lightning.arguments import ANY, FILLED, checked, has_numbers, shown
 from fl_lightning.core.seeding import isolated
 from fl_lightning.lightning.names import rank_zero_info
 
@@ -41,16 +41,17 @@ def num_samples(dataset: object, name: str = "dataset") -> int:
 def integer_vector(name: str, values: Any, flags: bool = True) -> Tensor:
     """``[n]`` int64, on the device of ``values``."""
     try:
-        vector: Tensor | None = check(name, torch.as_tensor(values), Tensor)
+        vector: Tensor | None = torch.as_tensor(values)
     except (OverflowError, RuntimeError, TypeError, ValueError):
         vector = None
-    if vector is None or vector.dim() != 1 or (vector.numel() > 0 and not _are_integers(vector, flags)):
+    if vector is None or not has_numbers(vector) or vector.dim() != 1 or not _are_integers(vector, flags):
         raise ValueError(f"{name} must be a vector of integers, found {shown(values)}")
     return vector.to(torch.int64)
 
 
 def _are_integers(vector: Tensor, flags: bool) -> bool:
-    return not (vector.is_floating_point() or vector.is_complex() or (vector.dtype is torch.bool and not flags))
+    other = vector.is_floating_point() or vector.is_complex() or (vector.dtype is torch.bool and not flags)
+    return not other or vector.numel() == 0
 
 
 @checked(dataset=ANY, labels=FILLED)

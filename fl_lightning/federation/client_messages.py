@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms.records import ClientReport, Needs
+from fl_lightning.arguments import trusted
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.module_visits import Left
 from fl_lightning.clients.update_rows import UpdateRows
@@ -107,7 +108,7 @@ class Fitting:
         rows.take_companions(place, {name: row.to(self.theta.device) for name, row in answer.companions.items()})
         mean = None if answer.train_loss is None else torch.tensor(answer.train_loss, dtype=torch.float64)
         buffers = self.bank.report_with(answer.size, answer.buffers, answer.votes)
-        report, rate = ClientReport(extras=answer.extras), answer.client_lr
+        report, rate = trusted(ClientReport)(extras=answer.extras), answer.client_lr
         left = self._left[answer.client_id]
         return Upload(place, answer.client_id, answer.size, mean, answer.loss, report, buffers, rate, left=left)
 

@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.algorithms.records import Federation
-from fl_lightning.clients.bound_parameters import BoundParameters
+from fl_lightning.arguments import altered, trusted
+from fl_lightning.clients.bound_parameters import BoundParameters, trained_names
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.sequential import Sequential
-from fl_lightning.clients.trained import trained_names
 from fl_lightning.clients.upload import Upload
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.storage import kept
@@ -25,14 +24,13 @@ from fl_lightning.fit.checks import check_trainer
 from fl_lightning.fit.client_options import ClientOptions
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.evaluation.evaluator import Evaluator
-from fl_lightning.fit.evaluation.report import EvaluationReport
-from fl_lightning.fit.round_length import check_visit_schedulers, refuse_steps_by_hand, visit_plan
-from fl_lightning.fit.round_loader import RoundLoader
+from fl_lightning.fit.round_loader import RoundLoader, check_visit_schedulers, local_batches, refuse_steps_by_hand
 from fl_lightning.fit.state_callback import FederatedState
 from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.epoch_loop import install
-from fl_lightning.lightning.names import Callback, LightningModule, RunningStage, Trainer
+from fl_lightning.lightning.names import LightningModule, RunningStage, Trainer
 from fl_lightning.lightning.optimizers import configured_optimizers
+from fl_lightning.lightning.round_clock import VisitPlan
 from fl_lightning.lightning.single_device import OneDevice
 
 Work = Literal["train", "loss", "val", "test"]
@@ -76,8 +74,8 @@ class Visit(OneDevice):
         self.kept: dict[str, Any] = {}
         self.loss = float("nan")
         self._knows_clock = True
-        report, rule = _AsFound(None, "max"), options.client_rule
-        self._evaluator = Evaluator(self, options.algorithm, rule, options.seed, report)
+        # Which values are good, the server knows or guesses, for all clients alike.
+        self._evaluator = Evaluator(self, options.algorithm, options.client_rule, options.seed, report=None)
 
     # ---- the life of a trainer function
 
@@ -147,16 +145,18 @@ class Visit(OneDevice):
         give(message, rule, client)
         if self._before is not None and self._before["rule"]:
             kept.keep(rule, client, self._before["rule"], self._before["round"])
-        rule.begin_fit(Federation(num_clients, binding.layout, theta.device, theta.dtype, rounds=message.rounds))
+        federation = trusted(Federation)
+        rule.begin_fit(federation(num_clients, binding.layout, theta.device, theta.dtype, rounds=message.rounds))
 
     def _training_loader(self, loaders: ClientLoaders, limit: int | float) -> RoundLoader:
         """Takes the client's data, and everything that the server and the client's last visit have left."""
         trainer, loop, message, options = self._trainer, self._loop, self._message, self._options
-        self._plan_visits(loaders, limit)
+        batches = local_batches(trainer, options, limit, loaders)
+        self._plan_visits(batches.plan(options.needs.full_gradients))
         if self._binding is None:  # configure_optimizers asks for the number of steps
             return RoundLoader(1, loaders, self.open_round)
         binding = self._binding = self._binding.renewed(options.algorithm.layers, trainer.optimizers)
-        side = self.side = ClientSide(trainer, loop, options, limit, binding, loaders, 1, Sequential())
+        side = self.side = ClientSide(trainer, loop, options, limit, binding, batches, 1, Sequential())
         self._take_message(binding, side.buffers, self._num_clients or len(loaders))
         if self._before is not None and self._before["optimizers"]:
             side.runner.optimizers.load_state_dict({self._client_id: self._before["optimizers"]})
@@ -166,8 +166,7 @@ class Visit(OneDevice):
             loop.pass_rounds(message.round)
         return RoundLoader(1, loaders, self.open_round)
 
-    def _plan_visits(self, loaders: ClientLoaders, limit: int | float) -> None:
-        own = visit_plan(self._trainer, self._options, limit, loaders)
+    def _plan_visits(self, own: VisitPlan) -> None:
         full, has_all = self._options.needs.full_gradients, self._num_clients is None
         plan = federation_plan(self._message, own, has_all, self._options.local_epochs, full)
         clock, self._knows_clock = self._loop.clock, plan is not None
@@ -260,7 +259,7 @@ class Visit(OneDevice):
     def finish(self) -> None:
         """The round is over, and so are the module's hooks."""
         if self.sent is not None:
-            self.sent = replace(self.sent, left=self._module.left(self._options.client_rule.withholds))
+            self.sent = altered(self.sent, left=self._module.left(self._options.client_rule.withholds))
 
     def states(self) -> Mapping[str, Any]:
         """Nothing: nobody writes checkpoints here."""
@@ -278,17 +277,3 @@ class _Hears(FederatedState):
         """The round begins; the module's own hook comes after."""
         super().on_train_epoch_start(trainer, pl_module)
         self._fit.take_module()
-
-
-class _AsFound(EvaluationReport):
-    """Says nothing: which values are good, the server knows or guesses, for all clients alike."""
-
-    def oriented(self, record: EvaluationRecord) -> EvaluationRecord:
-        """The record."""
-        return record
-
-    def log(self, record: EvaluationRecord, trainer: Trainer, callback: Callback) -> None:
-        """Nothing."""
-
-    def print_table(self, record: EvaluationRecord, trainer: Trainer) -> None:
-        """Nothing."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fl_lightning.arguments import Bounds, check
+from fl_lightning.arguments import Bounds, check, trusted
 from fl_lightning.arguments.rules import Text
 from fl_lightning.core.records import EvaluationRecord
 
@@ -124,14 +124,9 @@ def evaluation(found: object, client_id: int, index: int, stage: str) -> Evaluat
         raise MisfitError(f"the size of its evaluation data must be {SAMPLES.words(True)}, found {size}")
     told = {name: by[client_id] for name, by in record.undefined.items() if client_id in by}
     reasons = {name: {client_id: said(words)} for name, words in told.items()}
-    return EvaluationRecord(
-        index,
-        stage,
-        (client_id,),
-        record.sizes.to(torch.int64),
-        {name: value.double() for name, value in record.values.items()},
-        reasons,
-        record.modes,
+    values = {name: value.double() for name, value in record.values.items()}
+    return trusted(EvaluationRecord)(
+        index, stage, (client_id,), record.sizes.to(torch.int64), values, reasons, record.modes
     )
 
 

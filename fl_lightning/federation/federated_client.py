@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +14,9 @@ from torch import Tensor
 from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.base import obstacle as rule_obstacle
-from fl_lightning.arguments import ANY, Bounds, Example, checked
+from fl_lightning.arguments import ANY, Bounds, Example, altered, checked
+from fl_lightning.clients.bound_parameters import trained_names
 from fl_lightning.clients.client_batches import ClientBatches
-from fl_lightning.clients.trained import trained_names
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.core.records import EvaluationRecord
@@ -220,7 +219,7 @@ class FederatedClient:
         size = int(loaders.sizes[place])
         full = self._options.needs.full_gradients
         described = self.fit_description
-        described = described if own else replace(described, clients=len(loaders))
+        described = described if own else altered(described, clients=len(loaders))
         data.teardown("fit")
         return ClientIntroduction(
             client_id=self.client_id,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.base import obstacle as rule_obstacle
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.algorithms.records import Needs
-from fl_lightning.arguments import DEVICE, Bounds, Example, checked
+from fl_lightning.arguments import DEVICE, Bounds, Example, altered, checked
 from fl_lightning.clients.sequential import Sequential
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.core.records import RoundRecord
@@ -244,7 +243,7 @@ class FederatedServer(RegisteredClients):
         self._counts([given[client] for client in record.client_ids], self.round)
         self._selection = None
         self.round += 1
-        self.last_round = replace(record, local_steps=self._local_steps, training_seconds=trained)
+        self.last_round = altered(record, local_steps=self._local_steps, training_seconds=trained)
         return self.last_round
 
     def state_dict(self) -> dict[str, Any]:

@@ -155,14 +155,7 @@ class ClientMessage:
 
 
 def answer_of(upload: Upload, index: int, update: Tensor, buffers: Mapping[str, Tensor]) -> ClientMessage:
-    """What a visit gave, without what it left.
-
-    Args:
-        upload: of the visit.
-        index: of the round.
-        update: ``[n]`` its row.
-        buffers: the module's.
-    """
+    """What a visit gave, without what it left."""
     return ClientMessage(
         upload.client_id, index, update.cpu(), upload.size, upload.loss,
         None if upload.train_loss is None else float(upload.train_loss), upload.client_lr,

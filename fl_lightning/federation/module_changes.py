@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from fl_lightning.clients.module_visits import Left
 from fl_lightning.core.modules import submodules
 from fl_lightning.federation.door import STATE_BYTES, MisfitError, said
-from fl_lightning.federation.plain_values import FRAMEWORK, Reader, StaysError, Writer, is_own_name
+from fl_lightning.federation.plain_values import Reader, StaysError, Writer, is_own_name
 from fl_lightning.lightning.metric_state import MetricShare, joins_clients
 from fl_lightning.lightning.module.generators import GENERATORS
-from fl_lightning.lightning.module.kept_objects import Added, Items, Kept, Names
+from fl_lightning.lightning.module.kept_objects import Added, Kept, Names
 from fl_lightning.lightning.module.object_state import ObjectState
 
 _UPDATES = 10**9
@@ -42,13 +42,10 @@ class Places:
             self.known[f"module {name}"] = part
             for kind, values in (("parameter", part._parameters), ("buffer", part._buffers)):
                 self.known |= {f"{kind} {name}.{key}": value for key, value in values.items() if value is not None}
-        parts = [kept.value for kept in state.kept if isinstance(kept.value, nn.Module)]
-        inner = {id(vars(part).get(name)) for part in parts for name in FRAMEWORK}
         count = Counter[str]()
         for kept in state.kept:
-            if not (isinstance(kept, Items) and id(kept.value) in inner):
-                self.kept[f"{kept.name}#{count[kept.name]}"] = kept
-                count[kept.name] += 1
+            self.kept[f"{kept.name}#{count[kept.name]}"] = kept
+            count[kept.name] += 1
         self.known |= {name: kept.value for name, kept in self.kept.items()}
         content = [part for kept in state.kept for part, _ in kept.parts()]
         self.classes = {kind.__qualname__: kind for kind in map(type, (*self.known.values(), *content))}
@@ -88,7 +85,7 @@ def written(
     for kept, change in left.changes:
         name = names.get(id(kept))
         if name is None:
-            stays[kept.name] = "it belongs to torch"
+            stays |= dict.fromkeys(kept.changed_names(), "it belongs to torch")
         elif not _is_common(name, attributes):  # made by a hook of this side
             owner, _, key = kept.name.rpartition(".")
             now = vars(places.kept[f"{owner}#0"].value) if f"{owner}#0" in places.kept else {}

@@ -36,7 +36,6 @@ class AwayModule:
         self._module, self._plain, self._said = module, plain, said
         self._stays, self._gathered = dict[str, str](), dict[str, int]()
         self._outer, self._visit = ModuleVisits(module), ModuleVisits(module)
-        self._before = Places(module, self._outer.look())
 
     def __enter__(self) -> AwayModule:
         self._outer.begin()
@@ -67,26 +66,32 @@ class AwayModule:
         Raises:
             MisfitError: the message does not fit the module.
         """
-        module = self._module
-        left, _ = read_left(self._plain, Places(module, ObjectState(module)), module.device)
-        for kept, change in left.changes:
-            kept.apply(change)
+        if self._plain:
+            module = self._module
+            left, _ = read_left(self._plain, Places(module, self._visit.look()), module.device)
+            for kept, change in left.changes:
+                kept.apply(change)
         self._visit.begin()
 
     def left(self, withholds: str | None = None) -> dict[str, Any]:
         """What was changed since; nothing if there is a reason to withhold it."""
         left, state = self._visit.end(), self._visit.looked
-        attributes, before = set(self._before.attributes), self._before.classes
+        alone = {name: f"a {kind}" for name, kind in state.alone.items()}
+        alone |= dict.fromkeys(left.ran_on, "a metric whose states cannot be joined")
+        if not (left.changes or left.metrics):
+            self._stays = alone
+            return {}
+        before = Places(self._module, self._outer.looked)
+        attributes = set(before.attributes)
         for name, form, *parts in self._plain.get("changes", ()):
             if form == "names":
                 owner = name.partition("#")[0]
                 attributes |= {f"{owner}.{key}" if owner else key for key in parts[0][::2]}
-        plain, stays, gathered = written(left, Places(self._module, state), before, attributes)
+        plain, stays, gathered = written(left, Places(self._module, state), before.classes, attributes)
         if plain and withholds is not None:
             self._stays = {"all of it": withholds}
             return {}
-        stays |= dict.fromkeys(left.ran_on, "a metric whose states cannot be joined")
-        self._stays, self._gathered = {name: f"a {kind}" for name, kind in state.alone.items()} | stays, gathered
+        self._stays, self._gathered = alone | stays, gathered
         return plain
 
 

@@ -19,20 +19,19 @@ from torch import Tensor, nn
 
 from fl_lightning.federation.door import CHARACTERS, STATE_BYTES, STATE_ENTRIES
 from fl_lightning.lightning.module.kept_objects import Names, kinds_of
-from fl_lightning.lightning.names import LightningModule
+from fl_lightning.lightning.module.object_state import FRAMEWORK
 
 _PLAIN = (type(None), bool, float, str)
 _LISTS: dict[str, Callable[..., Any]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _MAPPINGS: dict[str, Callable[..., Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 _FACTORIES: dict[str | None, Any] = {None: None, **{kind.__name__: kind for kind in (list, dict, set, int, float)}}
-_DTYPES = frozenset(
-    (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-     torch.uint8, torch.bool)
+DTYPES = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
 )  # fmt: skip
+"""Of tensors in messages."""
 _NUMBERS = re.compile(r"[<>|=]?[biufc]\d{1,2}")
 _AWAY = "_lives_on_device"
-FRAMEWORK = frozenset(vars(nn.Module())) | frozenset(vars(LightningModule())) - {"training"}
-"""Attributes of modules that belong to torch and Lightning."""
 
 
 class StaysError(Exception):
@@ -165,7 +164,7 @@ class Writer:
         return [self.of(value) for value in values]
 
     def _tensor(self, value: Tensor) -> list[Any]:
-        if value.dtype not in _DTYPES or value.is_quantized or value.is_meta or type(value) is not Tensor:
+        if value.dtype not in DTYPES or value.is_quantized or value.is_meta or type(value) is not Tensor:
             raise StaysError(f"a {type(value).__name__} of {value.dtype}")
         away = value.device.type != "cpu" or hasattr(value, _AWAY)
         sparse = value.layout != torch.strided

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms.records import mean_rate
+from fl_lightning.arguments import altered, trusted
 from fl_lightning.federation.door import OUTLIER, MisfitError, read, said
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage
 from fl_lightning.lightning.fit_description import FitDescription
@@ -132,7 +133,7 @@ class RegisteredClients:
         words = self.refusal(found)
         if words is not None:
             raise ValueError(f"client {found.client_id} cannot take part: {words}")
-        self._known[found.client_id] = replace(found, description={})
+        self._known[found.client_id] = altered(found, description={})
 
     def _counts(self, answers: Sequence[ClientMessage], index: int) -> None:
         """Answers have entered the step of a round. Clients may have other samples than they said: data grow."""
@@ -141,9 +142,9 @@ class RegisteredClients:
             self.counted[client] = index
             self._local_steps += answer.steps
             if client in self._known:
-                self._known[client] = replace(self._known[client], size=answer.size)
+                self._known[client] = altered(self._known[client], size=answer.size)
         rates = [answer.client_lr for answer in answers if answer.client_lr is not None]
-        self.learning_rate = mean_rate(rates) if rates else None
+        self.learning_rate = trusted(mean_rate)(rates) if rates else None
 
     def _clients_state(self) -> dict[str, Any]:
         clients = [asdict(known) for known in self._known.values()]

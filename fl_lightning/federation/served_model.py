@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.clients.bound_parameters import BoundParameters
+from fl_lightning.clients.bound_parameters import BoundParameters, trained_names
 from fl_lightning.clients.buffers import BufferBank
-from fl_lightning.clients.trained import trained_names
 from fl_lightning.clients.upload import Upload
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.federation.module_state import HomeModule

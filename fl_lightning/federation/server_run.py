@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from math import nan
 from pathlib import Path
@@ -13,20 +12,16 @@ from typing import Any, Literal
 
 import torch
 
+from fl_lightning.arguments import trusted
 from fl_lightning.core.client_names import client_label
 from fl_lightning.core.records import EvaluationRecord, RoundRecord, round_metrics
 from fl_lightning.core.storage.files import read_whole, write_whole
 from fl_lightning.federation.federated_server import FederatedServer
 from fl_lightning.federation.server_trainer import ServerTrainer
-from fl_lightning.fit.evaluation.report import EvaluationReport
-from fl_lightning.fit.evaluation.summary import client_metrics, evaluation_metrics, shown_angle
+from fl_lightning.fit.evaluation.report import EvaluationReport, shown_angle
 from fl_lightning.lightning.names import Callback, Logger, rank_zero_info
 from fl_lightning.lightning.versions import package_versions
 from fl_lightning.metrics.functional import Mode
-from fl_lightning.report.callbacks import ClientTable
-from fl_lightning.report.callbacks.client_table import format_client_table
-
-_MANY_CLIENTS = 200
 
 
 class ServerRun:
@@ -62,7 +57,7 @@ class ServerRun:
     ) -> None:
         self._server, self._rounds, self._loggers = server, rounds, list(loggers)
         self._report = EvaluationReport(fairness_metric, fairness_mode, log_client_names)
-        self._metric, self._by_name = fairness_metric, log_client_names
+        self._metric = fairness_metric
         self.trainer = ServerTrainer(server, rounds, loggers, callbacks, folder)
         self._path = folder / "last.ckpt"
 
@@ -125,14 +120,12 @@ class ServerRun:
         if found is None:
             return None
         record = self._report.oriented(found)
-        self._report.check(record)
-        metrics = evaluation_metrics(record)
-        shown = client_metrics(record, self._by_name) if len(record.client_ids) <= _MANY_CLIENTS else {}
-        self._log({**metrics, **shown}, round - 1)
+        metrics, of_clients = self._report.numbers(record)
+        self._log(metrics | of_clients, round - 1)
         self.trainer.evaluated(record)
         rank_zero_info(self._values(record, metrics))
-        if stage == "test" and not any(isinstance(c, ClientTable) for c in self.trainer.callbacks):
-            self.trainer.print(format_client_table(record))
+        if stage == "test":
+            self._report.print_table(record, self.trainer)
         return record
 
     def finish(self) -> None:
@@ -202,5 +195,5 @@ def joined(
     modes = {name: said.most_common(1)[0][0] for name, said in votes.items()}
     sizes = torch.cat([rows[client].sizes for client in clients])
     undefined = {name: reasons for name, reasons in undefined.items() if reasons}
-    record = EvaluationRecord(round, stage, tuple(clients), sizes, values, undefined, modes)
-    return replace(record, client_names=tuple(names[client] for client in clients))
+    called = tuple(names[client] for client in clients)
+    return trusted(EvaluationRecord)(round, stage, tuple(clients), sizes, values, undefined, modes, called)

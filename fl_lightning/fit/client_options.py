@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import Needs
 from fl_lightning.arguments import Bounds, Example, check_unused
-from fl_lightning.clients.local_options import LocalOptions
+from fl_lightning.clients.client_batches import LocalOptions
 from fl_lightning.fit.checks import Method, paired_client_rule
 from fl_lightning.lightning.fit_description import plain
 
@@ -57,14 +58,14 @@ class ClientOptions(LocalOptions):
     @property
     def needs(self) -> Needs:
         """What both halves of the method ask for."""
-        return self.algorithm.needs | self.client_rule.needs | Needs(full_gradients=self.full_gradients)
+        return self.method.needs
 
-    @property
+    @cached_property
     def method(self) -> Method:
         """The method under the names that the user gave its halves."""
-        server, given = self.algorithm, self.algorithm if self.client is None else self.client
+        server, given, rule = self.algorithm, self.algorithm if self.client is None else self.client, self.client_rule
         own = server.needs | Needs(full_gradients=self.full_gradients)
-        return Method(type(server).__name__, type(given).__name__, own, self.needs, self.client_rule)
+        return Method(type(server).__name__, type(given).__name__, own, own | rule.needs, rule)
 
     def settings(self) -> dict[str, Any]:
         """The options that change results, apart from the method, as plain values."""

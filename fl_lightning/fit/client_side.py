@@ -16,21 +16,14 @@ from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.clients.client_optimizers import client_learning_rate
 from fl_lightning.clients.client_runner import ClientRunner
-from fl_lightning.clients.schedules import Schedules
 from fl_lightning.clients.sequential import SequentialRunner
 from fl_lightning.clients.upload import Upload
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.fit.checks import (
-    check_accumulation,
-    check_module,
-    check_schedulers,
-    warn_of_unused_settings,
-)
+from fl_lightning.fit.checks import check_accumulation, check_module, check_schedulers, warn_of_unused_settings
 from fl_lightning.fit.client_options import ClientOptions
 from fl_lightning.fit.uploads import merge_left
 from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
-from fl_lightning.lightning.inspection import accumulation
 from fl_lightning.lightning.names import Trainer, rank_zero_info, rank_zero_warn
 
 _LOSSES = Needs(losses=True)
@@ -45,7 +38,7 @@ class ClientSide:
         options: how clients train.
         limit: the trainer's ``limit_train_batches``.
         binding: the bound module.
-        loaders: the clients' training data.
+        batches: the clients' batches.
         capacity: the largest number of clients in a round.
         executor: runs the clients of a round.
         rule: the client rule, if not the options' own object.
@@ -54,6 +47,7 @@ class ClientSide:
         needs: what both halves of the method ask for.
         buffers: the module's buffers.
         runner: trains single clients.
+        schedules: the learning-rate schedulers on the clock of the fit.
 
     Raises:
         ValueError: the module, the optimizers or the data lack what the method needs.
@@ -66,7 +60,7 @@ class ClientSide:
         options: ClientOptions,
         limit: int | float,
         binding: BoundParameters,
-        loaders: ClientLoaders,
+        batches: ClientBatches,
         capacity: int,
         executor: Executor,
         rule: ClientRule | None = None,
@@ -76,12 +70,12 @@ class ClientSide:
         check_schedulers(trainer)
         self._check_module()
         warn_of_unused_settings(trainer, options.method, limit)
-        batches = ClientBatches(loaders, options, limit, accumulation(trainer), trainer.lightning_module)
         self.buffers = BufferBank(trainer.lightning_module, options.buffers, binding.layout.names)
         self.runner = ClientRunner(
             trainer, loop, rule or options.client_rule, binding, options, self.needs, batches,
             executor.update_rows(binding, capacity), self.buffers,
         )  # fmt: skip
+        self.schedules = self.runner.schedules
         for words in self.runner.visits.in_turn():
             name = type(trainer.lightning_module).__name__
             rank_zero_info(f"{name} passes something on from one client of a round to the next: {words}")
@@ -99,11 +93,6 @@ class ClientSide:
             return executor.runner(self.runner)
         rank_zero_info(f"{type(executor).__name__} trains this fit's clients one after the other: {obstacle}")
         return SequentialRunner(self.runner, obstacle)
-
-    @property
-    def schedules(self) -> Schedules:
-        """The learning-rate schedulers on the clock of the fit."""
-        return self.runner.schedules
 
     @property
     def fallback(self) -> str | None:

@@ -50,10 +50,6 @@ class EffectiveConflicts:
     Pairs are parameters named ``lora_A`` and ``lora_B``, or ``lora_embedding_A`` and ``lora_embedding_B``, as PEFT and
     loralib name them, whose shapes multiply. One of a pair may be frozen. ``scaling`` of their layer counts. All other
     trained parameters count as they are.
-
-    Args:
-        module: the module.
-        layout: its trained parameters.
     """
 
     def __init__(self, module: nn.Module, layout: ParamLayout) -> None:

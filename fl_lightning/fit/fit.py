@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.arguments import trusted
+from fl_lightning.arguments import altered
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.upload import Upload
 from fl_lightning.core.columns import Columns
@@ -32,11 +32,7 @@ from fl_lightning.lightning.names import Trainer, rank_zero_info
 class FederatedFit:
     """Everything that lives as long as one call of ``trainer.fit``: the clients' side and the server.
 
-    Args:
-        trainer: the trainer; its optimizers exist and the module is on its device.
-        options: the strategy's arguments.
-        binding: the bound module.
-        clients: the clients' side.
+    It is made once the optimizers exist and the module is on its device.
 
     Attributes:
         clients: the clients' side.
@@ -56,6 +52,7 @@ class FederatedFit:
     ) -> None:
         self._trainer, self._options, self._binding, self.clients = trainer, options, binding, clients
         self._algorithm, self._rule = options.algorithm, options.client_rule
+        self._num_clients = len(clients.loaders)
         if options.attack is not None:
             options.attack.check(self._num_clients)
         sizes = clients.loaders.sizes
@@ -119,10 +116,6 @@ class FederatedFit:
             raise ValueError(f"reloaded data must have the same {self._num_clients} clients, found {len(loaders)}")
         self.clients.runner.batches.loaders = loaders
         self._server.cohorts.num_samples = sum(loaders.sizes)
-
-    @property
-    def _num_clients(self) -> int:
-        return len(self.clients.loaders)
 
     @property
     def _columns(self) -> Columns:
@@ -230,6 +223,5 @@ class FederatedFit:
         clients.merge(current.uploads, record.client_ids)
         self._round = None
         planned = sum(upload.planned for upload in current.uploads if upload.client_id in record.client_ids)
-        counts = {"training_seconds": trained, "planned_steps": planned}
         steps = clients.schedules.count(record.client_ids)
-        return trusted(RoundRecord)(**{**vars(record), **counts, "local_steps": steps})
+        return altered(record, training_seconds=trained, planned_steps=planned, local_steps=steps)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.clients.bound_parameters import BoundParameters
+from fl_lightning.clients.bound_parameters import BoundParameters, trained_names
+from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.clients.client_hooks import ClientHooks
 from fl_lightning.clients.client_optimizers import scheduled_state
-from fl_lightning.clients.trained import trained_names
 from fl_lightning.core.layout import names_in
 from fl_lightning.core.records import RoundRecord, round_metrics
 from fl_lightning.data.client_loaders import ClientLoaders
@@ -23,15 +23,20 @@ from fl_lightning.data.cohort_samplers import cohort_size
 from fl_lightning.fit.checks import refuse_undivided_data
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.fit import FederatedFit
+from fl_lightning.fit.on_ranks import (
+    Agreement,
+    check_executor,
+    check_same_fit,
+    check_same_start,
+    say_processes,
+    shared_work,
+)
 from fl_lightning.fit.options import FitOptions
-from fl_lightning.fit.rank_checks import Agreement, check_executor, check_same_fit, check_same_start, say_processes
-from fl_lightning.fit.round_length import visit_plan
-from fl_lightning.fit.round_loader import RoundLoader
-from fl_lightning.fit.work_division import shared_work
+from fl_lightning.fit.round_loader import RoundLoader, local_batches
+from fl_lightning.lightning.checkpoint_io import complete_last_checkpoints
 from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop, install
 from fl_lightning.lightning.fit_description import FitDescription
-from fl_lightning.lightning.last_checkpoint import complete_last_checkpoints
 from fl_lightning.lightning.names import Trainer, rank_zero_info
 from fl_lightning.lightning.ranks import Ranks
 
@@ -119,35 +124,34 @@ class FitLifecycle:
         """
         if not isinstance(dataloader, ClientLoaders):
             refuse_undivided_data(dataloader)
-        if self._fit is None:  # a fit keeps its clock when data are loaded anew
-            self.loop.clock.plan = visit_plan(self._trainer, self._options, limit, dataloader)
-        if self._binding is not None:  # None when configure_optimizers asks for the number of steps
-            self._open(dataloader, limit, loaded)
+        size = cohort_size(self._options.clients_per_round, len(dataloader))
+        if self._fit is not None:  # it keeps its clock
+            self._fit.reload(dataloader)
+        else:
+            batches = local_batches(self._trainer, self._options, limit, dataloader)
+            self.loop.clock.plan = batches.plan(self._options.needs.full_gradients)
+            if self._binding is not None:  # None when configure_optimizers asks for the number of steps
+                self._open(batches, size, limit, loaded)
         # Lightning is about to take clients for batches and warn that nothing will be logged.
         self._quiet.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="The number of training batches")
-        size = cohort_size(self._options.clients_per_round, len(dataloader))
         return RoundLoader(size, dataloader, self.open_round)
 
-    def _open(self, loaders: ClientLoaders, limit: int | float, loaded: dict[str, Any] | None) -> None:
+    def _open(self, batches: ClientBatches, capacity: int, limit: int | float, loaded: dict[str, Any] | None) -> None:
         assert self._binding is not None
-        if self._fit is not None:
-            self._fit.reload(loaders)
-            return
-        options = self._options
+        options, loaders = self._options, batches.loaders
         self._binding = self._binding.renewed(self._algorithm.layers, self._trainer.optimizers)
         self._binding.check_finite()
         self.loop.progress.resume()
         carried = self._carried if self._trainer.current_epoch > 0 else None
         if loaded is not None:
             carried = loaded if "fit" in loaded else None
-        capacity = cohort_size(options.clients_per_round, len(loaders))
         executor, rule = options.executor, options.client_rule
         if self._ranks is not None:
             self._agreement = Agreement(self._ranks)
             executor = shared_work(self._ranks, options, self._binding, len(loaders), self._agreement)
             rule = rule if executor.state is None else executor.state.visiting
-        clients = ClientSide(self._trainer, self.loop, options, limit, self._binding, loaders, capacity, executor, rule)
+        clients = ClientSide(self._trainer, self.loop, options, limit, self._binding, batches, capacity, executor, rule)
         self._fit = FederatedFit(self._trainer, options, self._binding, clients)
         if self._ranks is not None:
             check_same_fit(self._ranks, self._fit.description, self._trainer)

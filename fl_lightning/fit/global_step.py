@@ -25,10 +25,6 @@ class RefusedStepError(Exception):
 class GlobalStep:
     """Moves the global parameters, by subtracting a step or with an optimizer that takes it for its gradient.
 
-    Args:
-        binding: the bound module.
-        factory: makes the server optimizer; ``None``: none.
-
     Attributes:
         optimizer: the server optimizer, if there is one.
 

@@ -25,28 +25,19 @@ from fl_lightning.core.storage import kept
 from fl_lightning.core.storage.column_parts import for_columns, in_columns
 from fl_lightning.data.cohort_samplers import Selection
 from fl_lightning.fit.checks import check_selection
-from fl_lightning.fit.cohorts import Cohorts
 from fl_lightning.fit.effective_conflicts import EffectiveConflicts
 from fl_lightning.fit.failures import Failures
 from fl_lightning.fit.global_step import GlobalStep, RefusedStepError
 from fl_lightning.fit.guarding import Guards
 from fl_lightning.fit.memory_plan import memory_plan
 from fl_lightning.fit.options import FitOptions
-from fl_lightning.fit.uploads import Round, UsableUploads, usable
+from fl_lightning.fit.uploads import Cohorts, Round, UsableUploads, usable
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.metrics.functional import conflict_counts
 
 
 class Server:
     """Turns a round's uploads into new global parameters.
-
-    Args:
-        options: the method and what becomes of a round that fails.
-        binding: the bound module, whose global parameters take the step.
-        buffers: the module's buffers.
-        rows: the rows of a round.
-        num_clients: registered clients.
-        sizes: ``[N]`` their training samples, if these are known.
 
     Attributes:
         failures: what becomes of clients and rounds that come to nothing.
@@ -107,7 +98,7 @@ class Server:
     def begin(self, rounds: int | None, keeps_client_optimizers: bool) -> dict[str, int]:
         """All that the first round needs is there; returns bytes that are held beside the module, by name."""
         rules, theta, columns = (self._algorithm, self._rule), self._binding.theta, self._rows.columns
-        federation = Federation(
+        federation = trusted(Federation)(
             self._num_clients, self._binding.layout, theta.device, theta.dtype, len(self._rows), rounds,
             columns if len(columns.spans) > 1 else None, self._buffers.nbytes,
         )  # fmt: skip

@@ -26,12 +26,11 @@ from fl_lightning.fit.evaluation.evaluator import Evaluator
 from fl_lightning.fit.evaluation.loader import PredictionLoader
 from fl_lightning.fit.evaluation.report import EvaluationReport
 from fl_lightning.fit.fit_lifecycle import FitLifecycle
+from fl_lightning.fit.on_ranks import check_same_data
 from fl_lightning.fit.options import CHECKS, FitOptions
-from fl_lightning.fit.rank_checks import check_same_data
 from fl_lightning.fit.readable import ReadableStrategy, remembered
 from fl_lightning.fit.state_callback import FederatedState
-from fl_lightning.lightning.checkpoint_io import check_resumable
-from fl_lightning.lightning.checkpoint_names import keep_names_in_one_folder
+from fl_lightning.lightning.checkpoint_io import check_resumable, keep_names_in_one_folder
 from fl_lightning.lightning.names import (
     LightningModule,
     RunningStage,

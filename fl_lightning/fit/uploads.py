@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients send in a round, and which of it may enter the aggregation."""
+"""What clients send in a round, which of it may enter the aggregation, and the cohort that server rules see of it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.records import mean_rate
+from fl_lightning.arguments import trusted
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.module_visits import ModuleVisits
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.clients.upload import Upload
+from fl_lightning.core.cohort import Cohort
 
 
 @dataclass
@@ -152,3 +155,43 @@ def _magnitudes(uploads: Sequence[Upload], rows: UpdateRows) -> tuple[Tensor, li
     fetched = torch.cat([norms, *given]).cpu()
     norms, remaining = fetched[: len(uploads)], iter(fetched[len(uploads) :].tolist())
     return norms, [None if upload.train_loss is None else next(remaining) for upload in uploads]
+
+
+class Cohorts:
+    """Makes cohorts of uploads.
+
+    Attributes:
+        num_samples: training samples of all registered clients, if they are known.
+    """
+
+    def __init__(self, rows: UpdateRows, theta: Tensor, rule: ClientRule, num_clients: int) -> None:
+        self._rows, self._theta, self._rule, self._num_clients = rows, theta, rule, num_clients
+        self.num_samples: int | None = None
+
+    def of(self, current: Round, reports: UsableUploads, places: Sequence[int], norms: Tensor | None) -> Cohort:
+        """The cohort of some uploads, whose updates move to the front of the rows.
+
+        Raises:
+            ValueError: clients have sent other things beside their updates than others.
+        """
+        uploads, rows, columns = reports.uploads, self._rows, self._rows.columns
+        ids = tuple(upload.client_id for upload in uploads)
+        names = rows.same_companions(dict(zip(places, ids, strict=True)))
+        updates, asks = rows.gathered(places, norms), current.asks
+        rates = [upload.client_lr for upload in uploads if upload.client_lr is not None]
+        losses = [upload.loss for upload in uploads if upload.loss is not None]
+        what = f"extras of {type(self._rule).__name__}"
+        return trusted(Cohort)(
+            params=columns.part(self._theta),
+            updates=updates,
+            losses=torch.tensor(losses, dtype=torch.float64) if len(losses) == len(uploads) else None,
+            sizes=torch.tensor([upload.size for upload in uploads]),
+            client_ids=ids,
+            round=current.index,
+            client_lr=trusted(mean_rate)(rates) if len(rates) == len(uploads) else None,
+            num_clients=self._num_clients,
+            extras=stacked([upload.report.extras for upload in uploads], ids, what),
+            companions={name: updates.beside(rows.companion(name)[: len(uploads)]) for name in names},
+            losses_at=None if asks is None else (lambda params: asks(columns.joined(params), ids)),
+            num_samples=self.num_samples,
+        )

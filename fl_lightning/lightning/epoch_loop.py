@@ -17,13 +17,10 @@ from torch import Tensor
 from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.contract import check_contract
 from fl_lightning.lightning.fast_log import FastLog
-from fl_lightning.lightning.grouped_optimization import GroupedOptimization
+from fl_lightning.lightning.loop_parts import GroupedOptimization, StepValues, count_visits, settle_results
 from fl_lightning.lightning.names import Trainer, lightning_module
-from fl_lightning.lightning.results_patch import settle_results
 from fl_lightning.lightning.round_clock import VisitClock
 from fl_lightning.lightning.round_progress import RoundPhase, RoundProgress
-from fl_lightning.lightning.step_values import StepValues
-from fl_lightning.lightning.trainer_numbers import count_visits
 
 if TYPE_CHECKING:
     from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop

@@ -5,29 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from fl_lightning.core.modules import submodules
-from fl_lightning.lightning.names import LightningModule, lightning_module
-
-if TYPE_CHECKING:
-    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
-else:
-    _result = lightning_module("trainer.connectors.logger_connector.result")
-    _ResultCollection = _result._ResultCollection
-    _ResultMetric = _result._ResultMetric
+from fl_lightning.lightning.names import LightningModule, ResultCollection, ResultMetric
 
 _T = TypeVar("_T")
 
 
 class TrainingLog:
-    """Takes the place of the module's ``log`` while it is installed.
-
-    Args:
-        module: the module whose ``log`` is shadowed between :meth:`install` and :meth:`remove`.
-    """
+    """Takes the place of the module's ``log`` while it is installed."""
 
     def __init__(self, module: LightningModule) -> None:
         self._module = module
@@ -147,17 +136,13 @@ class FastLog(TrainingLog):
     Logging a mean once more with the same arguments goes straight to the stored metric: what Lightning checks on every
     call was checked the first time. Everything else goes to the module's own ``log``, be it Lightning's, a method of
     its class, or a function that was set on the instance. One that is not Lightning's sees every call.
-
-    Args:
-        module: the module; its ``log`` is shadowed between :meth:`install` and :meth:`remove`.
-        results: the collection that training logs into.
     """
 
-    def __init__(self, module: LightningModule, results: _ResultCollection) -> None:
+    def __init__(self, module: LightningModule, results: ResultCollection) -> None:
         super().__init__(module)
         self._results = results
         self._connector = module.trainer._logger_connector
-        self._seen: dict[tuple[Any, ...], _ResultMetric] = {}
+        self._seen: dict[tuple[Any, ...], ResultMetric] = {}
 
     def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """See :meth:`lightning.pytorch.LightningModule.log`."""

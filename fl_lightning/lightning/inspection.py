@@ -8,13 +8,7 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
-from fl_lightning.lightning.names import (
-    Callback,
-    LightningDataModule,
-    LightningModule,
-    Trainer,
-    lightning_module,
-)
+from fl_lightning.lightning.names import Callback, LightningDataModule, LightningModule, Trainer, lightning_module
 
 STEP_HOOKS = ("on_after_backward", "on_before_backward", "on_before_optimizer_step", "on_before_zero_grad")
 """Hooks that callbacks may have around one optimizer step."""
@@ -28,6 +22,10 @@ _MODULE_HOOKS = (
     *STEP_HOOKS, "backward", "clip_gradients", "configure_gradient_clipping", "lr_scheduler_step",
     "on_train_batch_end", "on_train_batch_start", "optimizer_step", "optimizer_zero_grad",
 )  # fmt: skip
+
+_is_overridden: Any = lightning_module("utilities.model_helpers").is_overridden
+_has_parameter: Any = lightning_module("utilities.signature_utils").is_param_in_hook_signature
+_Accumulation: Any = lightning_module("callbacks").GradientAccumulationScheduler
 
 
 def users_callback(callbacks: Sequence[Callback], *hooks: str) -> Callback | None:
@@ -87,9 +85,8 @@ def accumulation(trainer: Trainer) -> int:
         ValueError: a ``GradientAccumulationScheduler`` has several factors.
     """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    schedule = lightning_module("callbacks").GradientAccumulationScheduler
     for callback in callbacks:
-        if isinstance(callback, schedule):
+        if isinstance(callback, _Accumulation):
             factors = sorted(set(callback.scheduling.values()))
             if len(factors) > 1:
                 raise ValueError(
@@ -102,7 +99,7 @@ def accumulation(trainer: Trainer) -> int:
 
 def is_overridden(name: str, owner: object) -> bool:
     """Whether Lightning takes a module or data module to have a method of its own."""
-    return bool(lightning_module("utilities.model_helpers").is_overridden(name, owner))
+    return bool(_is_overridden(name, owner))
 
 
 def profiler_of(trainer: Trainer) -> str | None:
@@ -155,8 +152,7 @@ def _set_on(instance: object) -> list[Any]:
 
 def takes_batch_index(step: Any) -> bool:
     """Whether a ``*_step`` of a module asks for ``batch_idx`` beside the batch."""
-    takes_index = lightning_module("utilities.signature_utils").is_param_in_hook_signature
-    return bool(takes_index(step, "batch_idx", min_args=2))
+    return bool(_has_parameter(step, "batch_idx", min_args=2))
 
 
 def validation_interval(trainer: Trainer) -> int | float | str:

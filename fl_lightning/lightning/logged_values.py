@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
+from math import isnan, nan
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,21 +17,52 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.lightning.metric_state import is_mergeable
-from fl_lightning.lightning.module.logged_row import LoggedRow
 from fl_lightning.lightning.module.undefined_metrics import Noticed
-from fl_lightning.lightning.names import Trainer, lightning_module
+from fl_lightning.lightning.names import ResultCollection, ResultMetric, Trainer, lightning_module
 
 if TYPE_CHECKING:
-    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric, _Sync
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _Sync
 else:
-    _result = lightning_module("trainer.connectors.logger_connector.result")
-    _ResultCollection = _result._ResultCollection
-    _ResultMetric = _result._ResultMetric
-    _Sync = _result._Sync
-
+    _Sync = lightning_module("trainer.connectors.logger_connector.result")._Sync
 
 LoggedShare = dict[str, tuple[dict[str, Any], Tensor, Tensor | None, int]]
 """What a client adds under each key of Lightning's results: its options, the value, its weight and its updates."""
+
+
+@dataclass
+class LoggedRow:
+    """One client's values by logged name, and what is known about them.
+
+    Attributes:
+        values: the numbers; NaN where a metric is undefined for this client.
+        undefined: why, for each name whose value is NaN.
+        larger_is_better: ``higher_is_better`` of the metrics that the numbers come from, where they say.
+        error: what the module raised, if it did not come to its end.
+    """
+
+    values: dict[str, float] = field(default_factory=dict)
+    undefined: dict[str, str] = field(default_factory=dict)
+    larger_is_better: dict[str, bool] = field(default_factory=dict)
+    error: Exception | None = None
+
+    def add(self, name: str, value: float, reason: str | None = None) -> None:
+        """Keeps a number."""
+        self.values[name] = nan if reason is not None else value
+        self.undefined.pop(name, None)
+        if isnan(self.values[name]):
+            self.undefined[name] = reason or "it is NaN"
+
+    def note_direction(self, name: str, metric: Any) -> None:
+        """Keeps which end of a metric is good, if its class says so."""
+        better = getattr(metric, "higher_is_better", None)
+        if isinstance(better, bool):
+            self.larger_is_better[name] = better
+
+    def update(self, other: LoggedRow, prefix: str = "") -> None:
+        """Takes over what another row holds, under longer names if asked for."""
+        self.values.update({prefix + name: value for name, value in other.values.items()})
+        self.undefined.update({prefix + name: reason for name, reason in other.undefined.items()})
+        self.larger_is_better.update({prefix + name: better for name, better in other.larger_is_better.items()})
 
 
 class ClientValues:
@@ -44,7 +76,7 @@ class ClientValues:
         noticed: tells undefined values.
     """
 
-    def __init__(self, results: _ResultCollection, noticed: Noticed) -> None:
+    def __init__(self, results: ResultCollection, noticed: Noticed) -> None:
         self._results, self._noticed = results, noticed
 
     def clear(self) -> None:
@@ -105,7 +137,7 @@ class ClientValues:
     def _entries(self) -> Iterable[tuple[str, Any]]:
         return [(k, e) for k, e in self._results.items() if e.meta.on_epoch and not e.has_reset]
 
-    def _read(self, entry: _ResultMetric) -> tuple[Tensor | None, str | None]:
+    def _read(self, entry: ResultMetric) -> tuple[Tensor | None, str | None]:
         if entry.is_tensor:
             if entry._update_count == 0:
                 return None, None
@@ -119,7 +151,7 @@ class ClientValues:
         return computed if isinstance(computed, Tensor) else None, reason
 
     @staticmethod
-    def _merge_tensor(entry: _ResultMetric, value: Tensor, size: Tensor | None, updates: int) -> None:
+    def _merge_tensor(entry: ResultMetric, value: Tensor, size: Tensor | None, updates: int) -> None:
         meta = entry.meta
         if size is not None:
             entry.value = value + entry.value
@@ -150,7 +182,7 @@ def shown_metrics(trainer: Trainer, values: Mapping[str, float]) -> Iterator[Non
     training: Any = trainer.fit_loop.epoch_loop._results
     names = {entry.meta.name + end for entry in training.values() for end in ("", "_step", "_epoch")}
     own = {name: torch.tensor(value) for name, value in values.items()}
-    results, loop._results = loop._results, _ResultCollection(training=False)
+    results, loop._results = loop._results, ResultCollection(training=False)
     kept = {at: getattr(connector, at) for at in ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")}
     for at, metrics in kept.items():
         setattr(connector, at, {name: value for name, value in metrics.items() if name in names} | own)
@@ -162,7 +194,7 @@ def shown_metrics(trainer: Trainer, values: Mapping[str, float]) -> Iterator[Non
             setattr(connector, at, metrics)
 
 
-def active_results(trainer: Trainer) -> _ResultCollection:
+def active_results(trainer: Trainer) -> ResultCollection:
     """The result collection that ``self.log`` writes to right now."""
     results = trainer._results
     assert results is not None

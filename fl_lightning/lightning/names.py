@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
     from lightning.pytorch.loggers.logger import DummyLogger, Logger
     from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection as ResultCollection
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric as ResultMetric
     from lightning.pytorch.trainer.states import RunningStage, TrainerFn
     from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 else:
@@ -58,6 +60,8 @@ else:
     Logger = lightning_module("loggers.logger").Logger
     SingleDeviceStrategy = lightning_module("strategies").SingleDeviceStrategy
     StrategyRegistry = lightning_module("strategies").StrategyRegistry
+    ResultCollection = lightning_module("trainer.connectors.logger_connector.result")._ResultCollection
+    ResultMetric = lightning_module("trainer.connectors.logger_connector.result")._ResultMetric
     RunningStage = lightning_module("trainer.states").RunningStage
     TrainerFn = lightning_module("trainer.states").TrainerFn
     rank_zero_info = lightning_module("utilities.rank_zero").rank_zero_info
@@ -81,6 +85,8 @@ __all__ = [
     "Logger",
     "ModelCheckpoint",
     "ProgressBar",
+    "ResultCollection",
+    "ResultMetric",
     "RunningStage",
     "SingleDeviceStrategy",
     "StrategyRegistry",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -11,11 +12,12 @@ from fl_lightning.lightning.inspection import is_overridden
 from fl_lightning.lightning.names import LightningModule, Trainer, lightning_module
 from fl_lightning.lightning.quiet import quiet
 
+_MadeUp: Any = lightning_module("core.optimizer")._MockOptimizer
+
 
 def given_optimizers(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
     """Without the one that Lightning makes up for a module that gives none."""
-    made_up = lightning_module("core.optimizer")._MockOptimizer
-    return [optimizer for optimizer in optimizers if not isinstance(optimizer, made_up)]
+    return [optimizer for optimizer in optimizers if not isinstance(optimizer, _MadeUp)]
 
 
 def configured_optimizers(module: LightningModule) -> list[Optimizer]:

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a fit as the operating system sees them: whether this one can start others, and how they end."""
+"""The processes of a fit as the operating system sees them: how they start and end, and what signals ask of them."""
 
 from __future__ import annotations
 
 import atexit
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +19,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from fl_lightning.core.parent_process import end_with_parent
-from fl_lightning.lightning.names import lightning_module
+from fl_lightning.lightning.module.shadowed import shadowed
+from fl_lightning.lightning.names import Trainer, lightning_module
 
 _START = timedelta(minutes=10)
 """How long others may take to start, whatever they may take later."""
@@ -26,6 +28,8 @@ _STARTER = "FL_LIGHTNING_STARTER"
 """Environment variable: the id of the process that has started this one."""
 _GRACE = 10.0
 """Seconds in which processes that were started from here may end by themselves."""
+Requests = frozenset[str]
+"""What a process was asked to do: some of ``"should_stop"``, ``"terminate"`` and ``"requeue"``."""
 
 
 def check_startable(environment: Any) -> None:
@@ -126,3 +130,67 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         if process.returncode is None:
             process.kill()
             process.wait()
+
+
+def is_termination(exception: BaseException) -> bool:
+    """Whether a fit ends because all its processes were asked to."""
+    return isinstance(exception, lightning_module("utilities.exceptions").SIGTERMException)
+
+
+class HeldSignals:
+    """Holds signals back that Lightning would act on in the process that gets them.
+
+    SIGTERM ends a fit, and SLURM's SIGUSR1 saves a checkpoint and puts the job into the queue again. Both need all
+    processes: one that left alone, or saved alone, would keep the others waiting. A process that has such a request
+    begins no further client, and tells the others at the next exchange.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer: Any = trainer
+        self._noted = set[str]()
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """While it lasts, the handlers that Lightning registers, after a strategy's setup, only note a signal."""
+        connector = self._trainer._signal_connector
+        with shadowed(connector, _sigterm_notifier_fn=self._terminate, _slurm_sigusr_handler_fn=self._requeue):
+            yield
+
+    def _terminate(self, *_: Any) -> None:
+        self._noted.add("terminate")
+
+    def _requeue(self, *_: Any) -> None:
+        self._noted.add("requeue")
+
+    @property
+    def urgent(self) -> bool:
+        """Whether this process has got a signal that the others may not know of."""
+        return bool(self._noted)
+
+    @property
+    def requests(self) -> Requests:
+        """What this process was asked to do."""
+        return frozenset({*self._noted, *(["should_stop"] if self._trainer.should_stop else [])})
+
+    def follow(self, requests: Iterable[Requests], between_clients: bool, ends_round: bool) -> None:
+        """All processes do what any of them was asked to do; they call this at the same point.
+
+        Args:
+            requests: those of all processes.
+            between_clients: clients of the round are left.
+            ends_round: nothing of the round is left. A round whose clients are all trained is brought to its end.
+
+        Raises:
+            SystemExit: Lightning's own of SIGTERM, which lets callbacks save a checkpoint.
+        """
+        asked = Requests().union(*requests)
+        connector = self._trainer._signal_connector
+        if "should_stop" in asked:
+            self._trainer.should_stop = True
+        if "requeue" in asked:
+            self._noted.discard("requeue")
+            type(connector)._slurm_sigusr_handler_fn(connector, signal.SIGUSR1, None)
+        if "terminate" in asked and between_clients:
+            raise lightning_module("utilities.exceptions").SIGTERMException
+        if "terminate" in asked and ends_round:
+            connector.received_sigterm = True  # Lightning ends the fit when it has logged the round

@@ -23,8 +23,7 @@ from fl_lightning.core.errors import RankError
 from fl_lightning.core.parent_process import outlive_parent
 from fl_lightning.core.tensor_bytes import pack, unpack
 from fl_lightning.lightning.names import lightning_module
-from fl_lightning.lightning.rank_processes import announce, connect, end_at_exit, end_with_starter
-from fl_lightning.lightning.rank_signals import HeldSignals
+from fl_lightning.lightning.rank_processes import HeldSignals, announce, connect, end_at_exit, end_with_starter
 
 _T = TypeVar("_T")
 _TENSORS = 4096  # most tensors of one exchange between two ranks

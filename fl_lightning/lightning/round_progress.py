@@ -13,15 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fl_lightning.lightning.names import Trainer
-
-if TYPE_CHECKING:
-    pass
 
 
 class RoundPhase(str, Enum):

@@ -20,8 +20,7 @@ from fl_lightning.lightning.names import (
     lightning_module,
     rank_zero_warn,
 )
-from fl_lightning.lightning.rank_processes import check_startable
-from fl_lightning.lightning.rank_signals import HeldSignals, is_termination
+from fl_lightning.lightning.rank_processes import HeldSignals, check_startable, is_termination
 from fl_lightning.lightning.ranks import Ranks
 from fl_lightning.lightning.shared_by_ranks import epoch_logs_quiet, metrics_apart, share_module, share_random_state
 

@@ -148,7 +148,10 @@ def worst_fraction(values: Tensor, fraction: float, larger_is_better: bool = Tru
         >>> worst_fraction(torch.tensor([0.9, 0.1, 0.3, 0.7]), 0.5)
         tensor(0.2000, dtype=torch.float64)
     """
-    ordered = _counted(values).sort(descending=not larger_is_better).values
+    return _first(_counted(values).sort(descending=not larger_is_better).values, fraction)
+
+
+def _first(ordered: Tensor, fraction: float) -> Tensor:
     return ordered[: max(1, round(fraction * ordered.numel()))].mean()
 
 
@@ -184,12 +187,13 @@ def fairness_summary(values: Tensor, sizes: Tensor, larger_is_better: bool = Tru
         ValueError: shapes are wrong, or a size is negative or not finite.
     """
     kept = _counted(values)
-    summary = {"mean": mean(values), "weighted_mean": weighted_mean(values, sizes), "std": std(values)}
+    summary = {"mean": kept.mean(), "weighted_mean": trusted(weighted_mean)(values, sizes), "std": trusted(std)(values)}
     if larger_is_better:
-        summary["angle"] = fairness_angle(values)
+        summary["angle"] = trusted(fairness_angle)(values)
+    from_worst = kept.sort(descending=not larger_is_better).values
     for percent in (5, 10):
-        summary[f"worst_{percent}"] = worst_fraction(values, percent / 100, larger_is_better)
-        summary[f"best_{percent}"] = best_fraction(values, percent / 100, larger_is_better)
+        summary[f"worst_{percent}"] = _first(from_worst, percent / 100)
+        summary[f"best_{percent}"] = _first(from_worst.flip(0), percent / 100)
     summary["min"] = kept.min() if kept.numel() else _nan(kept)
     summary["max"] = kept.max() if kept.numel() else _nan(kept)
     summary["clients"] = torch.tensor(kept.numel(), device=kept.device)

@@ -101,5 +101,5 @@ def test_in_a_trainer_it_steps_instead_of_the_optimizer(monkeypatch):
         return weights(module)
 
     quick = run()
-    monkeypatch.setattr("fl_lightning.clients.local_steps.FastSGD", lambda optimizer: optimizer)
+    monkeypatch.setattr("fl_lightning.clients.local_training.FastSGD", lambda optimizer: optimizer)
     assert torch.equal(quick, run())

@@ -111,6 +111,24 @@ def test_outcomes_are_joined_in_the_order_of_the_cohort(executor):
     assert module.starts == 3 * [(0, 0, 0.0)] + 3 * [(3, 6, 0.0)]
 
 
+def test_hooks_come_back_and_go_on():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh())
+    first = module[0].register_forward_hook(print)
+    visits = ModuleVisits(module)
+    visits.begin()
+    assert visits.changed() == []
+    first.remove()
+    second = module[1].register_forward_pre_hook(print)
+    assert visits.changed() == ["0._forward_hooks", "1._forward_pre_hooks"]
+    left = visits.end()
+    visits.put_back()
+    assert list(module[0]._forward_hooks) == [first.id]
+    assert not module[1]._forward_pre_hooks
+    visits.merge([left], left)
+    assert not module[0]._forward_hooks
+    assert list(module[1]._forward_pre_hooks) == [second.id]
+
+
 def test_objects_that_hold_one_another_come_back_and_go_on(tmp_path):
     class Holder(torch.nn.Module):
         pass

@@ -116,7 +116,7 @@ def test_fit_does_what_the_file_says(config):
     assert type(strategy.algorithm) is fl.algorithms.FedLF
     assert type(strategy.client_rule) is type(expected_strategy.client_rule)
     assert type(strategy._options.sampler) is fl.data.SizeWeightedSampler
-    objects = {"algorithm", "client", "client_rule", "server_optimizer", "sampler", "executor"}
+    objects = {"algorithm", "client", "client_rule", "server_optimizer", "sampler", "executor", "method"}
     chosen, wanted = (
         {k: v for k, v in vars(s._options).items() if k not in objects} for s in (strategy, expected_strategy)
     )

@@ -7,7 +7,7 @@ from lightning.pytorch.trainer.connectors.logger_connector import result
 from support import fit
 from torchmetrics import MeanMetric
 
-from fl_lightning.lightning.results_patch import SettledResults
+from fl_lightning.lightning.loop_parts import SettledResults
 
 
 def logged(results, *values):

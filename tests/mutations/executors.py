@@ -20,7 +20,7 @@ process = In(
 )
 packed = In("fl_lightning/core/tensor_bytes.py", "tests/core/test_tensor_bytes.py")
 executor = In(
-    "fl_lightning/clients/workers/executor.py",
+    "fl_lightning/clients/workers/runner.py",
     "tests/clients/test_aligned_rows.py tests/clients/test_parallel.py -k boundaries",
 )
 visits = In("fl_lightning/clients/visits.py", f"tests/clients/test_visits.py {WORKERS}")
@@ -28,6 +28,7 @@ VISITS = "tests/clients/test_module_visits.py"
 module_visits = In("fl_lightning/clients/module_visits.py", VISITS)
 kept = In("fl_lightning/lightning/module/kept_objects.py", VISITS)
 contents = In("fl_lightning/lightning/module/contents.py", VISITS)
+state = In("fl_lightning/lightning/module/object_state.py", f"{VISITS} -k hooks")
 banks = In("fl_lightning/clients/memory_banks.py", "tests/clients/test_memory_banks.py")
 FAILURES = "tests/clients/test_rank_failures.py"
 ranked = In("fl_lightning/clients/ranks/ranked_runner.py", f"{FAILURES} -k 'between and script'")
@@ -54,6 +55,13 @@ MUTATIONS = [
     module_visits("views stay views", "return plain.detach().clone()", "return plain"),
     module_visits(
         "new lists are of one client", "        new.setdefault(key, type(items)()).extend(items)", "        pass"
+    ),
+    state("hooks that a visit adds stay", "            hooks.clear()\n", "            pass\n"),
+    state("hooks that a visit takes away are gone", "hooks.update(content.get(name, {}))", "hooks.update({})"),
+    state(
+        "changed hooks are not seen",
+        "return not (self.changed_names() if self.content",
+        "return not (() if self.content",
     ),
     kept("a full deque has not grown", "range(len(before) + 1 if full else 1)", "range(1)"),
     kept("what is new is not taken away", "[n for n in now if n not in content]", "[]"),

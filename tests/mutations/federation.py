@@ -93,13 +93,15 @@ MUTATIONS = [
         "self.counted[client] = index + 1\n",
     ),
     counting(
-        "sizes are those of the introduction", "replace(self._known[client], size=answer.size)", "self._known[client]"
+        "sizes are those of the introduction", "altered(self._known[client], size=answer.size)", "self._known[client]"
     ),
     counting(
         "local steps are those of the round", "self._local_steps += answer.steps", "self._local_steps = answer.steps"
     ),
     counting(
-        "the learning rate is that of one client", "mean_rate(rates) if rates else None", "rates[0] if rates else None"
+        "the learning rate is that of one client",
+        "trusted(mean_rate)(rates) if rates else None",
+        "rates[0] if rates else None",
     ),
     server(
         "an answer may come twice",
@@ -109,8 +111,8 @@ MUTATIONS = [
     ),
     server(
         "a record without local steps",
-        "replace(record, local_steps=self._local_steps, training_seconds=trained)",
-        "replace(record, training_seconds=trained)",
+        "altered(record, local_steps=self._local_steps, training_seconds=trained)",
+        "altered(record, training_seconds=trained)",
     ),
     server(
         "other versions of a state are read",

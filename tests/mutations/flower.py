@@ -126,7 +126,7 @@ MUTATIONS = [
     ),
     strategy(
         "losses are of the parameters of the round",
-        "replace(self.server.message(client), params=params)",
+        "altered(self.server.message(client), params=params)",
         "self.server.message(client)",
     ),
     strategy(

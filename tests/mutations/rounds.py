@@ -13,15 +13,15 @@ SEVERAL = "tests/fit/evaluation/test_several_loaders.py"
 evaluated = In("fl_lightning/fit/evaluation/client_evaluation.py", SEVERAL)
 own_batches = In("fl_lightning/fit/evaluation/loader.py", SEVERAL)
 one_client = In("fl_lightning/fit/evaluation/one_client.py", SEVERAL)
-recorded = In("fl_lightning/fit/evaluation/recorded_logs.py", SEVERAL)
+recorded = In("fl_lightning/fit/evaluation/one_client.py", SEVERAL)
 divided = In("fl_lightning/data/division.py", SEVERAL)
-cohorts = In("fl_lightning/fit/cohorts.py", f"{SIMULATION}/test_server.py")
+cohorts = In("fl_lightning/fit/uploads.py", f"{SIMULATION}/test_server.py")
 reports = In("fl_lightning/fit/server.py", f"{SIMULATION}/test_telemetry.py -k own_round")
 uploads = In("fl_lightning/fit/uploads.py", f"{POLICIES} -k 'not in_any_rule and not changes_nothing'")
 buffers = In("fl_lightning/fit/uploads.py", "tests/clients/test_buffers.py -k finite")
 fit = In("fl_lightning/fit/fit.py", f"{RESUME} -k 'bit_for_bit or (variations_resume and not anywhere)'")
 kept = In("fl_lightning/fit/fit.py", "tests/clients/test_client_optimizers.py -k keep_in_a_fit")
-settled = In("fl_lightning/lightning/results_patch.py", "tests/lightning/test_results_patch.py")
+settled = In("fl_lightning/lightning/loop_parts.py", "tests/lightning/test_results_patch.py")
 round_of = In("fl_lightning/fit/fit.py", "tests/clients/test_parallel_workers.py -k without_data")
 lifecycle = In(
     "fl_lightning/fit/fit_lifecycle.py",
@@ -40,13 +40,13 @@ checks = In("fl_lightning/fit/resume_checks.py", f"{SIMULATION}/test_other_fits.
 sampler = In("fl_lightning/data/cohort_samplers.py", "tests/data/test_cohort_samplers.py")
 partition = In("fl_lightning/data/dirichlet_functions.py", "tests/data/test_partitions.py")
 trainer = In(
-    "fl_lightning/clients/local_trainer.py", "tests/clients/test_client_losses.py tests/clients/test_uploads.py"
+    "fl_lightning/clients/local_training.py", "tests/clients/test_client_losses.py tests/clients/test_uploads.py"
 )
 
-groups = In("fl_lightning/clients/local_trainer.py", "tests/clients/test_accumulation.py")
-skipped = In("fl_lightning/clients/local_trainer.py", "tests/fit/test_lightning_warnings.py -k nothing")
-rare = In("fl_lightning/lightning/step_values.py", "tests/fit/test_lightning_warnings.py -k 'log_every or wait'")
-grouped = In("fl_lightning/lightning/grouped_optimization.py", "tests/clients/test_accumulation.py")
+groups = In("fl_lightning/clients/local_training.py", "tests/clients/test_accumulation.py")
+skipped = In("fl_lightning/clients/local_training.py", "tests/fit/test_lightning_warnings.py -k nothing")
+rare = In("fl_lightning/lightning/loop_parts.py", "tests/fit/test_lightning_warnings.py -k 'log_every or wait'")
+grouped = In("fl_lightning/lightning/loop_parts.py", "tests/clients/test_accumulation.py")
 scaled = In("fl_lightning/lightning/epoch_loop.py", "tests/clients/test_accumulation.py")
 products = In("fl_lightning/fit/effective_conflicts.py", "tests/fit/test_effective_conflicts.py")
 logged = In("fl_lightning/fit/server.py", "tests/fit/test_effective_conflicts.py -k log")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from fl_lightning.clients.fast_sgd import FastSGD
-from fl_lightning.clients.loss_gradients import EagerGradients
+from fl_lightning.clients.local_training import EagerGradients, LossGradients
 from fl_lightning.clients.planned.plan import Plan
 from fl_lightning.clients.planned.program import CannotPlanError
 from fl_lightning.core.modules import submodules
@@ -27,7 +27,7 @@ _WORTH = 50
 """Steps of a shape for which it may have one more plan."""
 
 
-class PlannedGradients:
+class PlannedGradients(LossGradients):
     """Takes the place of :class:`EagerGradients`, and calls it where there is no plan.
 
     Attributes:
@@ -58,7 +58,7 @@ class PlannedGradients:
             self._log.install()
 
     def __call__(self, batch: Any, index: int) -> Tensor | None:
-        """See :class:`fl_lightning.clients.loss_gradients.LossGradients`."""
+        """See :class:`fl_lightning.clients.local_training.LossGradients`."""
         guarded = self._guarded(_shapes_of(batch)) if self.reason is None else None
         if guarded is None:
             return self._eager(batch, index)

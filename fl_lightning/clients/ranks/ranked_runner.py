@@ -27,13 +27,7 @@ from fl_lightning.lightning.ranks import Ranks
 
 @dataclass(frozen=True)
 class Ranked(Executor):
-    """Every rank trains a share of a round's clients; the strategy uses it if a trainer has several processes.
-
-    Args:
-        ranks: the processes.
-        columns: of the updates, that this process holds.
-        state: hands out what the client rule keeps in columns, if it does.
-    """
+    """Every rank trains a share of a round's clients; the strategy uses it if a trainer has several processes."""
 
     ranks: Ranks
     columns: Columns

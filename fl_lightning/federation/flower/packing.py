@@ -19,17 +19,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fl_lightning.federation.door import MisfitError, read, said
+from fl_lightning.federation.plain_values import DTYPES
 
 ARRAYS, FIELDS = "arrays", "fields"
 _RAW = "torch.bytes"
 _FORMAT = 2
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-        torch.uint8, torch.bool,
-    )
-}  # fmt: skip
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 _KINDS: dict[str, Callable[..., Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 _PLAIN = (type(None), bool, int, float, str)
 _M = TypeVar("_M")

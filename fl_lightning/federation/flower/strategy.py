@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Reads
-from fl_lightning.arguments import ANY, Bounds, Example, checked
+from fl_lightning.arguments import ANY, Bounds, Example, altered, checked
 from fl_lightning.core.client_names import client_label
 from fl_lightning.core.records import EvaluationRecord, RoundRecord
 from fl_lightning.federation.door import MisfitError, said
@@ -236,7 +235,7 @@ class FairStrategy:
 
     def _losses_at(self, params: Tensor, clients: Sequence[int]) -> dict[int, Any]:
         orders: dict[int, _Order] = {
-            client: partial(packed, replace(self.server.message(client), params=params), **self._besides)
+            client: partial(packed, altered(self.server.message(client), params=params), **self._besides)
             for client in clients
             if client in self._members.nodes
         }

@@ -10,19 +10,19 @@ from typing import Any
 
 import torch
 
+from fl_lightning.arguments import trusted
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.seeding import derive_seed, isolated
+from fl_lightning.fit.evaluation.between_evaluations import Notices
 from fl_lightning.fit.evaluation.client_parts import ClientPart, ClientParts
 from fl_lightning.fit.evaluation.loader import EvaluationLoader, own_batches
 from fl_lightning.fit.evaluation.on_ranks import Division
 from fl_lightning.fit.evaluation.one_client import Alone
 from fl_lightning.fit.evaluation.personal import PREFIX, PersonalEvaluation
-from fl_lightning.fit.evaluation.said_once import Notices
 from fl_lightning.lightning.evaluation_batches import ClientBatch, num_loaders
 from fl_lightning.lightning.inspection import averaging
-from fl_lightning.lightning.logged_values import ClientValues, active_results
+from fl_lightning.lightning.logged_values import ClientValues, LoggedRow, active_results
 from fl_lightning.lightning.module.kept_objects import Items
-from fl_lightning.lightning.module.logged_row import LoggedRow
 from fl_lightning.lightning.module.undefined_metrics import Noticed
 from fl_lightning.lightning.names import Trainer
 from fl_lightning.lightning.ranks import Ranks
@@ -161,7 +161,7 @@ class ClientEvaluation:
             name: "max" if better else "min" for row in rows.values() for name, better in row.larger_is_better.items()
         }
         called = max((one.loaders.names for one in self._divided), key=len)
-        return EvaluationRecord(
+        return trusted(EvaluationRecord)(
             self._round, self._stage, tuple(rows),
             torch.tensor([part.size for part in self._clients.values()], dtype=torch.int64), values,
             undefined={name: found for name, found in undefined.items() if found}, modes=modes,

@@ -15,10 +15,9 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.lightning.logged_values import ClientValues, LoggedShare
+from fl_lightning.lightning.logged_values import ClientValues, LoggedRow, LoggedShare
 from fl_lightning.lightning.metric_state import MetricShare
 from fl_lightning.lightning.module.kept_objects import Added, Items
-from fl_lightning.lightning.module.logged_row import LoggedRow
 from fl_lightning.lightning.module.shadowed import shadowed
 from fl_lightning.lightning.module.undefined_metrics import Noticed
 from fl_lightning.lightning.module.whole_state import WholeState, means_the_same

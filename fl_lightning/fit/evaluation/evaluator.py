@@ -12,11 +12,11 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.fit.evaluation.between_evaluations import Notices
 from fl_lightning.fit.evaluation.client_evaluation import ClientEvaluation
 from fl_lightning.fit.evaluation.loader import EvaluationLoader
 from fl_lightning.fit.evaluation.personal import PersonalEvaluation, models_to_evaluate
 from fl_lightning.fit.evaluation.report import EvaluationReport
-from fl_lightning.fit.evaluation.said_once import Notices
 from fl_lightning.lightning.evaluation_batches import untagged_batches, walked_loaders
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer, TrainerFn
 
@@ -43,15 +43,16 @@ class Evaluator:
         algorithm: the server rule.
         client_rule: the client rule, whose personal models are evaluated beside the global one.
         seed: root of the random numbers that an evaluation draws.
-        report: tells users what was found.
+        report: tells users what was found; ``None``: nobody does.
 
     Attributes:
         record: the last finished evaluation; ``None`` if it ran on data that is not divided among clients.
     """
 
     def __init__(
-        self, model: EvaluatedModel, algorithm: ServerRule, client_rule: ClientRule, seed: int, report: EvaluationReport
-    ) -> None:
+        self, model: EvaluatedModel, algorithm: ServerRule, client_rule: ClientRule, seed: int,
+        report: EvaluationReport | None,
+    ) -> None:  # fmt: skip
         self._model, self._algorithm, self._client_rule, self._seed = model, algorithm, client_rule, seed
         self._report, self._notices = report, Notices()
         self._running: ClientEvaluation | None = None
@@ -105,8 +106,10 @@ class Evaluator:
     def end(self, trainer: Trainer, callback: Callback) -> None:
         """Keeps and reports what was collected, unless this was the sanity check."""
         if self._running is not None and not trainer.sanity_checking:
-            self.record = self._report.oriented(self._running.record())
-            self._report.log(self.record, trainer, callback)
+            self.record = self._running.record()
+            if self._report is not None:
+                self.record = self._report.oriented(self.record)
+                self._report.log(self.record, trainer, callback)
             self._finished = self._running
 
     def remember(self) -> None:
@@ -123,7 +126,7 @@ class Evaluator:
 
     def print_table(self, trainer: Trainer) -> None:
         """Prints the per-client table of the last test."""
-        if self.record is not None and self.record.stage == "test":
+        if self._report is not None and self.record is not None and self.record.stage == "test":
             self._report.print_table(self.record, trainer)
 
 

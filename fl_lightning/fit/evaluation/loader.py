@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
-from torch.utils.data import Dataset
-
-from fl_lightning.clients.local_options import limited
+from fl_lightning.clients.client_batches import limited
 from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.fit.round_loader import LoaderOfAll
 from fl_lightning.lightning.evaluation_batches import ClientBatch
 
 
-class PredictionLoader:
+class PredictionLoader(LoaderOfAll):
     """Walks over all clients' batches in client order.
 
     One loader, not a list of them: a list would make Lightning demand a ``dataloader_idx`` argument and rename every
@@ -25,19 +24,9 @@ class PredictionLoader:
     """
 
     def __init__(self, loaders: ClientLoaders, limit: int | float) -> None:
-        self.loaders = loaders
+        super().__init__(loaders)
         self.share: Sequence[int] | None = None
         self._counts = [limited(limit, loaders.num_batches(client)) for client in range(len(loaders))]
-
-    @property
-    def dataset(self) -> Dataset[Any]:
-        """The data of all clients, for whoever asks the trainer's loader for it."""
-        return self.loaders.dataset
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of a batch."""
-        return self.loaders.batch_size
 
     def __len__(self) -> int:
         return sum(self._counts)

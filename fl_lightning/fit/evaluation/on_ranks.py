@@ -15,9 +15,9 @@ from weakref import ref
 from fl_lightning.clients.visits import portable
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.fair_shares import fair_shares
+from fl_lightning.fit.evaluation.between_evaluations import Notices
 from fl_lightning.fit.evaluation.client_parts import ClientPart, ClientParts
 from fl_lightning.fit.evaluation.loader import EvaluationLoader
-from fl_lightning.fit.evaluation.said_once import Notices
 from fl_lightning.lightning.evaluation_batches import num_loaders
 from fl_lightning.lightning.inspection import averaging, users_callback
 from fl_lightning.lightning.logged_values import ClientValues
@@ -26,15 +26,7 @@ from fl_lightning.lightning.ranks import Ranks
 
 
 class Division:
-    """Divides the clients of an evaluation among processes, if an earlier one has shown that they can be.
-
-    Args:
-        trainer: the trainer whose evaluation is running.
-        loader: the loader that is being walked.
-        stage: ``"val"`` or ``"test"``.
-        notices: what all evaluations of a strategy have in common.
-        ranks: the processes; ``None``: there is one.
-    """
+    """Divides the clients of an evaluation among processes, if an earlier one has shown that they can be."""
 
     def __init__(
         self, trainer: Trainer, loader: EvaluationLoader, stage: str, notices: Notices, ranks: Ranks | None

@@ -76,13 +76,7 @@ def _laid_out(fit: Mapping[str, Any], module: nn.Module, layers: LayerSpec) -> t
 
 
 class PersonalEvaluation:
-    """Lets a module be its clients' own models.
-
-    Args:
-        trainer: the trainer whose evaluation is running.
-        models: the clients' models; what a part of one lacks comes from the global model.
-        layers: the order of the models' parameters.
-    """
+    """Lets a module be its clients' own models; what a part of one lacks comes from the global model."""
 
     def __init__(self, trainer: Trainer, models: PersonalModels, layers: LayerSpec) -> None:
         self._module, self._device = trainer.lightning_module, trainer.strategy.root_device

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from math import isnan, nan
+from typing import Any
 
+from fl_lightning.arguments import altered
 from fl_lightning.core.client_names import named
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.fit.evaluation.personal import PREFIX
-from fl_lightning.fit.evaluation.summary import client_metrics, evaluation_metrics, shown_angle
 from fl_lightning.lightning.logged_values import send_to_loggers, show_in_progress_bar
 from fl_lightning.lightning.names import Callback, Trainer, rank_zero_info, rank_zero_warn
 from fl_lightning.metrics.functional import Mode, guessed_mode
@@ -17,6 +18,32 @@ from fl_lightning.report.callbacks.client_table import ClientTable, format_clien
 
 _MANY_CLIENTS = 200
 _WORDS: Mapping[Mode, str] = {"max": "large", "min": "small", "abs": "near 0"}
+
+
+def evaluation_metrics(record: EvaluationRecord) -> dict[str, float]:
+    """Summary numbers of an evaluation under the names of docs/logged.md."""
+    metrics: dict[str, float] = {}
+    for name in record.values:
+        metrics |= {f"fed/{name}/{key}": float(value) for key, value in record.summary(name).items()}
+        metrics[f"fed/{name}/undefined"] = float(len(record.undefined.get(name, ())))
+    return metrics
+
+
+def shown_angle(record: EvaluationRecord, metrics: Mapping[str, float], fairness_metric: str | None) -> float | None:
+    """The fairness angle for the progress bar: that of ``fairness_metric``, else of the first metric that has one."""
+    names = [fairness_metric] if fairness_metric is not None else list(record.values)
+    angles = (metrics.get(f"fed/{name}/angle", nan) for name in names)
+    return next((angle for angle in angles if not isnan(angle)), None)
+
+
+def client_metrics(record: EvaluationRecord, by_name: bool = False) -> dict[str, float]:
+    """Every client's values under ``fed/<metric>/client/<id>``, or under its name."""
+    labels = record.client_names if by_name else record.client_ids
+    return {
+        f"fed/{name}/client/{label}": float(value)
+        for name, values in record.values.items()
+        for label, value in zip(labels, values, strict=True)
+    }
 
 
 class EvaluationReport:
@@ -53,25 +80,26 @@ class EvaluationReport:
                 f"Good values of metrics, by their names: {', '.join(assumed)}. Where that is wrong, say so: "
                 "fairness_mode={name: 'max', 'min' or 'abs'}."
             )
-        return replace(record, modes=modes)
+        return altered(record, modes=modes)
 
     def log(self, record: EvaluationRecord, trainer: Trainer, callback: Callback) -> None:
         """Logs the summary, the clients' values, and the angle for the progress bar."""
-        self.check(record)
-        metrics = evaluation_metrics(record)
+        metrics, of_clients = self.numbers(record)
         for name, value in metrics.items():
             # The name may hold that of one of several loaders, which Lightning takes for its own to give.
             callback.log(name, value, add_dataloader_idx=False)  # type: ignore[attr-defined]
-        if len(record.client_ids) <= _MANY_CLIENTS:
-            send_to_loggers(trainer, client_metrics(record, self._by_name))
+        if of_clients:
+            send_to_loggers(trainer, of_clients)
         angle = shown_angle(record, metrics, self._metric)
         if angle is not None:
             show_in_progress_bar(trainer, {"angle": angle})
 
-    def check(self, record: EvaluationRecord) -> None:
-        """Warns if nobody logs ``fairness_metric``, and of clients for which a metric is undefined."""
+    def numbers(self, record: EvaluationRecord) -> tuple[dict[str, float], dict[str, float]]:
+        """The summary, and clients' values unless they are many; warns of what is missing or undefined in them."""
         self._look_for_metric(record)
         self._name_undefined(record)
+        few = len(record.client_ids) <= _MANY_CLIENTS
+        return evaluation_metrics(record), client_metrics(record, self._by_name) if few else {}
 
     def _name_undefined(self, record: EvaluationRecord) -> None:
         """Warns once per metric of clients for which it is undefined."""
@@ -98,7 +126,7 @@ class EvaluationReport:
                 f"progress bar shows no angle; there are {', '.join(map(repr, record.values)) or 'none'}"
             )
 
-    def print_table(self, record: EvaluationRecord, trainer: Trainer) -> None:
+    def print_table(self, record: EvaluationRecord, trainer: Any) -> None:
         """Prints the clients' values, unless a ClientTable callback does."""
-        if not any(isinstance(callback, ClientTable) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+        if not any(isinstance(callback, ClientTable) for callback in trainer.callbacks):
             trainer.print(format_client_table(record))

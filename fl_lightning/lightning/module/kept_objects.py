@@ -14,10 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.lightning.metric_state import beside_states
-from fl_lightning.lightning.module.contents import NUMBERS, OTHERS, How
-from fl_lightning.lightning.module.opaque import LIBRARIES, SHARED, SYSTEM
-from fl_lightning.lightning.names import LightningModule
+from fl_lightning.lightning.module.contents import LIBRARIES, NUMBERS, OTHERS, SHARED, SYSTEM, How
 
 
 class Kept:
@@ -70,7 +67,7 @@ class Kept:
 
     def parts(self) -> Iterable[tuple[Any, str]]:
         """Objects in the content, and the attributes from which they are reached."""
-        return ((part, self.name) for part in self.how.parts(self.content))
+        return [(part, self.name) for part in self.how.parts(self.content)]
 
 
 class Names(Kept):
@@ -84,7 +81,7 @@ class Names(Kept):
 
     def is_same(self) -> bool:
         """See :meth:`Kept.is_same`."""
-        return _same_entries(self.now(), self.content)
+        return same_entries(self.now(), self.content)
 
     def put(self, content: dict[str, Any]) -> None:
         """See :meth:`Kept.put`."""
@@ -122,53 +119,7 @@ class Names(Kept):
 
     def parts(self) -> Iterable[tuple[Any, str]]:
         """See :meth:`Kept.parts`."""
-        return ((value, self.name) for value in self.content.values())
-
-
-class PartNames(Names):
-    """Attributes of a submodule, apart from what torch, Lightning and this package keep in it for themselves."""
-
-    def __init__(self, value: Any, name: str) -> None:
-        self._apart = _OF_LIGHTNING if isinstance(value, LightningModule) else _OF_TORCH
-        super().__init__(value, name)
-
-    def now(self) -> dict[str, Any]:
-        """See :meth:`Kept.now`."""
-        return {name: value for name, value in vars(self.value).items() if name not in self._apart}
-
-    def is_same(self) -> bool:
-        """See :meth:`Kept.is_same`; called for every submodule before and after every visit."""
-        own, content = vars(self.value), self.content
-        if not all(map(is_, map(own.get, content), content.values())):
-            return False
-        return bool(len(own) == len(content) + sum(map(own.__contains__, self._apart)))
-
-    def changed_names(self) -> list[str]:
-        """See :meth:`Kept.changed_names`."""
-        bound, gone = self.change()
-        return [f"{self.name}.{name}" if self.name else name for name in (*bound, *gone)]
-
-    def parts(self) -> Iterable[tuple[Any, str]]:
-        """See :meth:`Kept.parts`."""
-        at = f"{self.name}." if self.name else ""
-        return ((value, at + name) for name, value in self.content.items())
-
-
-class MetricNames(Names):
-    """What a metric keeps beside states that can be joined."""
-
-    def now(self) -> dict[str, Any]:
-        """See :meth:`Kept.now`."""
-        return beside_states(self.value)
-
-
-_OF_TORCH = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
-"""What belongs to parameters and buffers."""
-
-_OF_LIGHTNING = _OF_TORCH | {
-    "_trainer", "_fabric", "_current_fx_name", "_metric_attributes", "log", "log_dict", "federated_features",
-}  # fmt: skip
-"""What is another at every moment, too."""
+        return [(value, self.name) for value in self.content.values()]
 
 
 class Items(Kept):
@@ -185,7 +136,7 @@ class Items(Kept):
         """See :meth:`Kept.is_same`."""
         value, content = self.value, self.content
         if isinstance(value, dict):
-            return _same_entries(value, content)
+            return same_entries(value, content)
         if isinstance(value, set):
             return bool(value == content)
         return len(value) == len(content) and all(map(is_, value, content))
@@ -202,7 +153,7 @@ class Items(Kept):
         """See :meth:`Kept.parts`."""
         content = self.content
         values = [*content.keys(), *content.values()] if isinstance(content, dict) else content
-        return ((value, self.name) for value in values)
+        return [(value, self.name) for value in values]
 
     def new_lists(self, change: Any) -> dict[Any, Any]:
         """See :meth:`Kept.new_lists`."""
@@ -251,7 +202,7 @@ class Numbers(Kept):
     how = NUMBERS
 
 
-def _same_entries(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
+def same_entries(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
     """Whether keys and values are the same objects in the same order."""
     return len(now) == len(then) and all(map(is_, now, then)) and all(map(is_, now.values(), then.values()))
 
@@ -280,7 +231,8 @@ def kinds_of(value: Any) -> tuple[Callable[[Any, str], Kept], ...] | None:
         result = value.grad_fn is not None or (value.is_inference() and not torch.is_inference_mode_enabled())
         plain = not (result or value.is_meta or value.is_quantized)
         return (Numbers,) if plain else ()
-    names = (Names,) if hasattr(value, "__dict__") else ()
+    home = type(value).__module__.partition(".")[0]
+    names = (Names,) if hasattr(value, "__dict__") and home not in LIBRARIES else ()
     if isinstance(value, (list, deque, dict, set)):
         return (Items, *names)
     for types, how in OTHERS:
@@ -288,13 +240,7 @@ def kinds_of(value: Any) -> tuple[Callable[[Any, str], Kept], ...] | None:
             writable = not isinstance(value, np.ndarray) or value.flags.writeable
             return (*((partial(Kept, how=how),) if writable else ()), *names)
     if isinstance(value, nn.Module):
-        return names
-    home = type(value).__module__.partition(".")[0]
+        return (Names,)
     if hasattr(value, "__next__") or home in SYSTEM:
         return None
-    return (Names,) if home not in LIBRARIES and (names or _slots_of(type(value))) else ()
-
-
-def differing(objects: Iterable[Kept]) -> list[Kept]:
-    """Those that hold something else now."""
-    return [kept for kept in objects if not kept.is_same()]
+    return (Names,) if names or (home not in LIBRARIES and _slots_of(type(value))) else ()

@@ -8,8 +8,8 @@ holds an object sees the same.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import is_
 from typing import Any
@@ -18,14 +18,24 @@ from torch import nn
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.modules import modes_kept, named_metrics, outside_metrics, submodules
-from fl_lightning.lightning.metric_state import MetricState, joins_clients
-from fl_lightning.lightning.module.kept_objects import Items, Kept, MetricNames, PartNames, differing, kinds_of
-from fl_lightning.lightning.module.opaque import PLAIN, held_by
+from fl_lightning.lightning.metric_state import MetricState, beside_states, joins_clients
+from fl_lightning.lightning.module.contents import PLAIN, held_by
+from fl_lightning.lightning.module.kept_objects import Kept, Names, kinds_of, same_entries
 from fl_lightning.lightning.module.shadowed import shadowed
 from fl_lightning.lightning.names import LightningModule
 
-_HOOKS = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
-_EMPTY = (dict, OrderedDict)
+_OF_TORCH = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
+"""What belongs to parameters and buffers."""
+
+_OF_LIGHTNING = _OF_TORCH | {
+    "_trainer", "_fabric", "_current_fx_name", "_metric_attributes", "log", "log_dict", "federated_features",
+}  # fmt: skip
+"""What is another at every moment, too."""
+
+FRAMEWORK = frozenset((*vars(nn.Module()), *vars(LightningModule()), "_hparams_initial"))
+"""Attributes of modules that belong to torch and Lightning."""
+
+_HOOKS = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict)) - _OF_TORCH
 _MANY = 100_000
 """Objects of one module that are looked after; what is found beyond these is left alone."""
 
@@ -50,7 +60,6 @@ class ObjectState:
         self.kept: list[Kept] = []
         self.metrics: dict[str, Metric] = dict(named_metrics(module))
         self.alone: dict[str, str] = {}
-        self._hooks: list[Items] = []  # of torch: many dictionaries, and hardly ever anything in them
         parts = submodules(module)
         self._structure = [(part, list(part._modules.values())) for _, part in parts]
         self.own: list[Any] = []
@@ -58,9 +67,12 @@ class ObjectState:
             self.own += [part, *part._parameters.values(), *part._buffers.values()]
         self._seen = set(map(id, self.own))
         waiting = deque[tuple[Any, str]]()
-        for prefix, part in outside_metrics(parts):
-            if not isinstance(part, MetricCollection):
-                self._keep(PartNames(part, prefix), waiting)
+        named = [(prefix, part) for prefix, part in outside_metrics(parts) if not isinstance(part, MetricCollection)]
+        for prefix, part in named:
+            self._keep(PartNames(part, prefix), waiting)
+        hooks = {f"{at}.{n}" if at else n: vars(part).get(n, {}) for at, part in named for n in _HOOKS}
+        self._hooks = Hooks(hooks, "")
+        waiting.extend(self._hooks.parts())
         for prefix, metric in self.metrics.items():
             if joins(metric):
                 self._keep(MetricNames(metric, prefix), waiting)
@@ -72,13 +84,7 @@ class ObjectState:
 
     def _keep(self, kept: Kept, waiting: deque[tuple[Any, str]]) -> None:
         self.kept.append(kept)
-        for value, name in kept.parts():
-            if type(value) in _EMPTY and not value and name.rpartition(".")[2] in _HOOKS:
-                if id(value) not in self._seen:
-                    self._seen.add(id(value))
-                    self._hooks.append(Items(value, name))
-            elif not isinstance(value, PLAIN):
-                waiting.append((value, name))
+        waiting.extend((value, name) for value, name in kept.parts() if not isinstance(value, PLAIN))
 
     def _look_at(self, value: Any, name: str, waiting: deque[tuple[Any, str]]) -> None:
         if id(value) in self._seen:
@@ -101,7 +107,7 @@ class ObjectState:
     @property
     def known(self) -> list[Any]:
         """All that copies of the module have at the same places: what belongs to it, and what is kept."""
-        kept = [*self.kept, *self._hooks]
+        kept = [*self.kept, self._hooks]
         return [*self.own, *self.metrics.values(), *kept, *(one.value for one in kept)]
 
     def current(self) -> ObjectState:
@@ -114,13 +120,78 @@ class ObjectState:
 
     def changed(self) -> list[Kept]:
         """The objects that hold something else now."""
-        hooks = [kept for kept in self._hooks if kept.value]
-        return [*differing(self.kept), *hooks]
+        return [kept for kept in (*self.kept, self._hooks) if not kept.is_same()]
 
     def put_back(self) -> None:
         """Lets all objects hold what they held."""
         for kept in self.changed():
             kept.put(kept.content)
+
+
+class PartNames(Names):
+    """Attributes of a submodule, apart from what torch, Lightning and this package keep in it for themselves."""
+
+    def __init__(self, value: Any, name: str) -> None:
+        self.value, self.name = value, name
+        self._apart = _OF_LIGHTNING if isinstance(value, LightningModule) else _OF_TORCH
+        self.content = self.now()
+
+    def now(self) -> dict[str, Any]:
+        """See :meth:`Kept.now`."""
+        return {name: value for name, value in vars(self.value).items() if name not in self._apart}
+
+    def is_same(self) -> bool:
+        """See :meth:`Kept.is_same`; called for every submodule before and after every visit."""
+        own, content = vars(self.value), self.content
+        if not all(map(is_, map(own.get, content), content.values())):
+            return False
+        return bool(len(own) == len(content) + sum(map(own.__contains__, self._apart)))
+
+    def changed_names(self) -> list[str]:
+        """See :meth:`Kept.changed_names`."""
+        bound, gone = self.change()
+        return [f"{self.name}.{name}" if self.name else name for name in (*bound, *gone)]
+
+    def parts(self) -> Iterable[tuple[Any, str]]:
+        """See :meth:`Kept.parts`; nobody changes what torch and Lightning have there, and hooks are kept apart."""
+        at = f"{self.name}." if self.name else ""
+        return [(value, at + name) for name, value in self.content.items() if name not in FRAMEWORK]
+
+
+class Hooks(Kept):
+    """What is to run around submodules, by attribute: many dictionaries of torch's, mostly empty ones."""
+
+    value: dict[str, dict[Any, Any]]
+
+    def now(self) -> dict[str, dict[Any, Any]]:
+        """See :meth:`Kept.now`."""
+        return {name: dict(hooks) for name, hooks in self.value.items() if hooks}
+
+    def is_same(self) -> bool:
+        """See :meth:`Kept.is_same`."""
+        return not (self.changed_names() if self.content else any(self.value.values()))
+
+    def put(self, content: dict[str, dict[Any, Any]]) -> None:
+        """See :meth:`Kept.put`."""
+        for name, hooks in self.value.items():
+            hooks.clear()
+            hooks.update(content.get(name, {}))
+
+    def changed_names(self) -> list[str]:
+        """See :meth:`Kept.changed_names`."""
+        return [n for n, hooks in self.value.items() if not same_entries(hooks, self.content.get(n, {}))]
+
+    def parts(self) -> Iterable[tuple[Any, str]]:
+        """See :meth:`Kept.parts`."""
+        return [(hook, name) for name, hooks in self.content.items() for hook in hooks.values()]
+
+
+class MetricNames(Names):
+    """What a metric keeps beside states that can be joined."""
+
+    def now(self) -> dict[str, Any]:
+        """See :meth:`Kept.now`."""
+        return beside_states(self.value)
 
 
 class Undone:

@@ -14,31 +14,32 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.modules import all_buffers_of, outside_metrics, submodules
 from fl_lightning.lightning.metric_state import MetricState, is_mergeable
-from fl_lightning.lightning.module.contents import How
-from fl_lightning.lightning.module.kept_objects import Kept, Names, Numbers, PartNames, kinds_of
-from fl_lightning.lightning.module.object_state import ObjectState
-from fl_lightning.lightning.module.opaque import PLAIN
-
-_Names = list[tuple[str, dict[str, Any]]]
-
-
-def _same_bindings(value: _Names, content: list[dict[str, Any]]) -> bool:
-    return all(
-        len(now) == len(then) and all(map(is_, map(now.get, then), then.values()))
-        for (_, now), then in zip(value, content, strict=True)
-    )
-
-
-def _bind_again(value: _Names, content: list[dict[str, Any]]) -> None:
-    for (_, names), then in zip(value, content, strict=True):
-        names.clear()
-        names.update(then)
+from fl_lightning.lightning.module.contents import PLAIN
+from fl_lightning.lightning.module.kept_objects import Kept, Names, Numbers, kinds_of
+from fl_lightning.lightning.module.object_state import ObjectState, PartNames
 
 
 class _Bindings(Kept):
     """Which buffers or submodules the parts of a module have by which names; what is in them is kept by itself."""
 
-    how = How(lambda value: [dict(names) for _, names in value], _same_bindings, _bind_again)
+    value: list[tuple[str, dict[str, Any]]]
+
+    def now(self) -> list[dict[str, Any]]:
+        """See :meth:`Kept.now`."""
+        return [dict(names) for _, names in self.value]
+
+    def is_same(self) -> bool:
+        """See :meth:`Kept.is_same`."""
+        return all(
+            len(now) == len(then) and all(map(is_, map(now.get, then), then.values()))
+            for (_, now), then in zip(self.value, self.content, strict=True)
+        )
+
+    def put(self, content: list[dict[str, Any]]) -> None:
+        """See :meth:`Kept.put`."""
+        for (_, names), then in zip(self.value, content, strict=True):
+            names.clear()
+            names.update(then)
 
     def changed_names(self) -> list[str]:
         """See :meth:`Kept.changed_names`."""

@@ -6,7 +6,7 @@ import torch
 from support import Classifier, federated_blobs, fresh, training_only, weights
 
 import fl_lightning as fl
-from fl_lightning.fit.rank_checks import whole_rows_reason
+from fl_lightning.fit.on_ranks import whole_rows_reason
 
 pytestmark = pytest.mark.fit
 LOUD = fl.attacks.ScaledUpdates((1, 4), factor=50.0)

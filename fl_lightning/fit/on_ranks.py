@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of a fit tell each other, so that they cannot come apart unnoticed."""
+"""How the processes of a fit divide its work, and what they compare."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from copy import deepcopy
+from dataclasses import fields
 from math import ceil
 from platform import python_version
 from typing import Any
@@ -14,9 +15,15 @@ from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import Guard
+from fl_lightning.algorithms.records import Federation
+from fl_lightning.arguments import altered, trusted
 from fl_lightning.clients.base import Executor
+from fl_lightning.clients.bound_parameters import BoundParameters
+from fl_lightning.clients.ranks.column_state import ColumnState
+from fl_lightning.clients.ranks.ranked_runner import Ranked
 from fl_lightning.clients.sequential import Sequential
 from fl_lightning.clients.update_rows import UpdateRows
+from fl_lightning.core.columns import Columns
 from fl_lightning.core.digest import checksum, checksums
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.records import RoundRecord
@@ -35,6 +42,21 @@ _LIMITS = (
     "gradient_clip_val", "max_epochs", "max_steps", "min_epochs", "min_steps", "num_sanity_val_steps", "precision",
     "reload_dataloaders_every_n_epochs", "val_check_interval",
 )  # fmt: skip
+
+
+def shared_work(
+    ranks: Ranks, options: FitOptions, binding: BoundParameters, num_clients: int, agreement: Agreement
+) -> Ranked:
+    """Divides the columns among the ranks, if both halves of the method can work on a share of them."""
+    total, rule = binding.theta.numel(), options.client_rule
+    if whole_rows_reason(options) is not None:
+        return Ranked(ranks, Columns((0, total), note=agreement.note))
+    columns = Columns(Columns.cut(total, ranks.size), ranks.rank, ranks.gather_parts, agreement.note)
+    if not kept.columns(rule):
+        return Ranked(ranks, columns)
+    theta = binding.theta
+    federation = trusted(Federation)(num_clients, binding.layout, theta.device, theta.dtype)
+    return Ranked(ranks, columns, ColumnState(rule, deepcopy(rule), columns, ranks, federation))
 
 
 def trainer_settings(trainer: Trainer) -> dict[str, Any]:
@@ -69,7 +91,7 @@ def check_same_fit(ranks: Ranks, description: FitDescription, trainer: Trainer) 
     kernels = {name: backend.implementation for name, backend in versions().ops.items()}
     here = {"python": python_version(), "threads": str(torch.get_num_threads()), "kernels": repr(kernels)}
     settings = {**description.settings, **trainer_settings(trainer)}
-    description = replace(description, settings=settings, versions={**description.versions, **here})
+    description = altered(description, settings=settings, versions={**description.versions, **here})
     first, *others = map(FitDescription.from_state_dict, ranks.gather(description.state_dict()))
     for rank, other in enumerate(others, 1):
         found = first.differences(other)
@@ -162,7 +184,7 @@ class Agreement:
                 "one kind with the same versions, one thread per process on the CPU (OMP_NUM_THREADS=1), and "
                 "deterministic kernels on GPUs, and change nothing on single ranks"
             )
-        return replace(record, **found[0][1])
+        return altered(record, **found[0][1])
 
 
 def check_same_start(ranks: Ranks, sums: Mapping[str, int]) -> None:

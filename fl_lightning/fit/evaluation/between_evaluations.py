@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module remembers from one evaluation to the next belongs to all clients, and is no client's own value.
+"""What lasts from one evaluation to the next: what was said, and what a module remembers.
 
-``self.best = max(self.best, accuracy)`` in an epoch-end hook is the best value of the whole model so far. A client's
-own best is nowhere. Such a value is told by running what logs it twice: with what is remembered, and without it.
+What it remembers belongs to all clients, and is no client's own value: ``self.best = max(self.best, accuracy)`` in an
+epoch-end hook is the best value of the whole model so far, and a client's own best is nowhere. Such a value is told by
+running what logs it twice: with what is remembered, and without it.
 """
 
 from __future__ import annotations
 
 from typing import Any
+from weakref import ref
 
+from fl_lightning.lightning.logged_values import LoggedRow
 from fl_lightning.lightning.metric_state import updates_of
 from fl_lightning.lightning.module.kept_objects import Kept, Names
-from fl_lightning.lightning.module.logged_row import LoggedRow
 from fl_lightning.lightning.module.whole_state import WholeState, is_equal
-from fl_lightning.lightning.names import LightningModule
+from fl_lightning.lightning.names import LightningModule, rank_zero_info, rank_zero_warn
 
 _NOTHING = object()
 
@@ -77,3 +79,29 @@ def _differs(kept: Kept, name: str | None, first: Any) -> bool:
         return not kept.is_same()
     now = kept.now().get(name, _NOTHING)
     return now is not first and not is_equal(now, first)
+
+
+class Notices:
+    """What all evaluations of a strategy have in common: what was said, and what they have left in the module.
+
+    Attributes:
+        memory: what evaluations have left in the module.
+        divisible: modules of whose evaluation, by stage, the clients can be divided among processes.
+    """
+
+    def __init__(self) -> None:
+        self.memory = Memory()
+        self.divisible: dict[str, ref[LightningModule]] = {}
+        self._said: set[str] = set()
+
+    def warn(self, text: str) -> None:
+        """Warns once."""
+        if text not in self._said:
+            self._said.add(text)
+            rank_zero_warn(text)
+
+    def inform(self, text: str) -> None:
+        """Says it once."""
+        if text not in self._said:
+            self._said.add(text)
+            rank_zero_info(text)

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local training of one client on the bound module: a visit's steps, one step in two ways, its loss and gradients."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.records import LocalWork
+from fl_lightning.clients.client_batches import ClientBatches
+from fl_lightning.clients.client_hooks import ClientHooks
+from fl_lightning.clients.fast_sgd import FastSGD
+from fl_lightning.clients.module_calls import ModuleCalls
+from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
+from fl_lightning.lightning.fast_log import TrainingLog
+from fl_lightning.lightning.names import Trainer
+from fl_lightning.lightning.round_clock import VisitClock
+
+
+class LocalTrainer:
+    """Takes a client's local steps.
+
+    Attributes:
+        step: takes one step.
+        log: takes the place of the module's ``log``.
+        skipped: batches of the last visit without a loss, with automatic optimization.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        calls: ModuleCalls,
+        batches: ClientBatches,
+        rule: ClientRule,
+        hooks: ClientHooks,
+        step: LocalStep,
+        log: TrainingLog,
+        clock: VisitClock,
+    ) -> None:
+        self._clock, self._precision, self._calls, self._batches = clock, trainer.precision_plugin, calls, batches
+        self._rule, self._hooks, self.step, self.log = rule, hooks, step, log
+        self._automatic, self.skipped = trainer.lightning_module.automatic_optimization, 0
+        self._passed = 0  # batches in earlier passes of the visit
+
+    def train(self, work: LocalWork) -> Tensor | None:
+        """Trains the client's parameters.
+
+        Returns:
+            The sample-weighted mean of the training losses, or ``None`` if the module reported none.
+
+        Raises:
+            ValueError: the client has no batch.
+        """
+        hooks = self._hooks
+        hooks.work = work
+        work.forward_context, work.own_loss, self._passed = self._precision.train_step_context, self._own_loss, 0
+        self._rule.begin_client(work)
+        self.log.install(self.step.hook)
+        hooks.install()
+        self.step.begin_visit()
+        losses: list[Tensor] = []
+        sizes: list[int] = []
+        done, clock, opens, self.skipped = 0, self._clock, True, 0
+        try:
+            for batch, size, hooks.index, ends_pass, is_last in self._batches.in_training(work.client_id, work.round):
+                place, self._passed = hooks.index % work.window, done - hooks.index
+                opens = opens or place == 0
+                clock.begin_batch(is_last, opens, ends_pass or place + 1 == work.window)
+                # A collate_fn that finds no sample to use gives no batch, as in Lightning; then the next one opens.
+                loss, stop = None, False
+                if batch is not None:
+                    loss, stop = self.step(batch, done, size)
+                    opens = False
+                done += 1
+                if loss is not None:
+                    losses.append(loss.reshape(()) if loss.dim() else loss)
+                    sizes.append(size)
+                if stop:
+                    break
+                self.skipped += loss is None and self._automatic
+        finally:
+            self.log.remove()
+            hooks.remove()
+        if done == 0:
+            raise ValueError(f"client {work.client_id} has no batch to train on ({work.num_samples} samples)")
+        return _weighted_mean(losses, sizes) if losses else None
+
+    def _own_loss(self, batch: Any, index: int) -> Tensor:
+        """The module's loss of a batch of the present pass, under its place in the visit, as ``training_step`` is."""
+        return self._calls.unlogged_loss(batch, index + self._passed)
+
+
+def _weighted_mean(losses: list[Tensor], sizes: list[int]) -> Tensor:
+    # Once per client: adding up after every step would cost two more operations in each. Half precision has no room for
+    # a sum over a client's samples.
+    if all(loss.device.type == "cpu" for loss in losses):
+        total = sum(loss.item() * size for loss, size in zip(losses, sizes, strict=True))
+        kind = losses[0].dtype
+        return torch.tensor(total / sum(sizes), dtype=kind if kind.itemsize > 2 else torch.float32)
+    wide = torch.stack(losses)
+    wide = wide if wide.dtype.itemsize > 2 else wide.float()
+    return (wide * torch.tensor(sizes, dtype=wide.dtype, device=wide.device)).sum() / sum(sizes)
+
+
+class LocalStep(ABC):
+    """Takes one step on a batch.
+
+    Attributes:
+        hook: the hook that ``self.log`` takes itself to be in during a visit; ``None``: Lightning says so for each.
+    """
+
+    hook: str | None
+
+    @abstractmethod
+    def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
+        """Takes the step, or gathers gradients for it: the loop's clock knows which.
+
+        Returns:
+            The detached loss (``None`` if the module gave none), and whether a hook asked the client to stop.
+        """
+
+    def begin_visit(self) -> None:
+        """A client is about to train."""
+
+    def take_optimizer(self, optimizer: Optimizer) -> None:
+        """Steps with another optimizer from now on."""
+
+
+class LightningStep(LocalStep):
+    """Runs every hook that Lightning runs for a batch; the strategy calls the client's hooks in between."""
+
+    hook: str | None = None
+
+    def __init__(self, loop: FederatedEpochLoop) -> None:
+        self._loop = loop
+
+    def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
+        """See :class:`LocalStep`."""
+        return self._loop.local_step(batch, index, size)
+
+
+class LeanStep(LocalStep):
+    """Does the same arithmetic without the hooks, for fits in which nothing overrides them."""
+
+    hook: str | None = "training_step"
+
+    def __init__(
+        self,
+        loop: FederatedEpochLoop,
+        calls: ModuleCalls,
+        hooks: ClientHooks,
+        optimizer: FastSGD,
+        gradients: LossGradients,
+    ) -> None:
+        self._loop, self._calls, self._hooks = loop, calls, hooks
+        self._optimizer, self._gradients = optimizer, gradients
+
+    def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
+        """See :class:`LocalStep`."""
+        batch = self._calls.to_device(batch)
+        self._loop.expect(batch, size)
+        self._hooks.begin_batch(batch)
+        loss = self._gradients(batch, index)
+        self._hooks.before_optimizer_step()
+        self._calls.clip_gradients(self._optimizer.wrapped)
+        self._optimizer.step()
+        self._loop.count_step()
+        if self._loop.clock.scheduled:
+            self._loop.clock.end_step()
+        return loss, False
+
+    def begin_visit(self) -> None:
+        """A client is about to train."""
+        self._gradients.begin_visit()
+
+    def take_optimizer(self, optimizer: Optimizer) -> None:
+        """Steps with another optimizer from now on."""
+        self._optimizer = FastSGD(optimizer)
+        self._gradients.take_optimizer(self._optimizer)
+
+
+class LossGradients(ABC):
+    """Computes a batch's loss and leaves its gradients in the parameters."""
+
+    @abstractmethod
+    def __call__(self, batch: Any, index: int) -> Tensor | None:
+        """Computes them.
+
+        Returns:
+            The detached loss with the client rule's term; ``None`` if the module skips the batch.
+        """
+
+    def begin_visit(self) -> None:
+        """A client is about to train."""
+
+    def take_optimizer(self, optimizer: FastSGD) -> None:
+        """Gradients are for this optimizer from now on."""
+
+
+class EagerGradients(LossGradients):
+    """Computes them as a loop written by hand does: ``training_step``, ``zero_grad``, ``backward``."""
+
+    def __init__(self, calls: ModuleCalls, hooks: ClientHooks, optimizer: FastSGD) -> None:
+        self.calls, self.hooks, self.optimizer = calls, hooks, optimizer
+
+    def __call__(self, batch: Any, index: int) -> Tensor | None:
+        """See :class:`LossGradients`."""
+        return self.differentiate(self.loss(batch, index))
+
+    def loss(self, batch: Any, index: int) -> Tensor | None:
+        """The module's loss of a batch with the client rule's term."""
+        loss = self.calls.training_loss(batch, index)
+        return loss if loss is None else self.hooks.add_loss_term(loss, batch)
+
+    def differentiate(self, loss: Tensor | None) -> Tensor | None:
+        """Leaves the gradients of a loss in the parameters; ``None`` leaves no gradients there."""
+        self.optimizer.zero_grad()
+        if loss is None:
+            return None
+        torch.autograd.backward(loss)
+        return loss.detach()
+
+    def take_optimizer(self, optimizer: FastSGD) -> None:
+        """Gradients are for this optimizer from now on."""
+        self.optimizer = optimizer
