@@ -2,6 +2,8 @@
 """Fits whose local steps come from plans: the same bits and logs."""
 
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -135,13 +137,22 @@ class InTurn(fl.executors.Sequential):
         return fl.executors.Parallel(2).rows(number, like)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a process that may have used a GPU cannot be copied")
-def test_a_process_with_plans_makes_workers_that_plan():
+def plan_in_workers():
     executor, rounds = InTurn(), Rounds()
     found = train(fresh(), 3, planned_steps=True, executor=executor, callbacks=[rounds], data=few_shapes())
     assert min(rounds.planned) > 0
     assert executor.workers.fallback is None
     assert torch.equal(weights(found.module), weights(train(fresh(), 3, data=few_shapes()).module))
+
+
+@pytest.mark.process
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a process that may have used a GPU cannot be copied")
+def test_a_process_with_plans_makes_workers_that_plan():
+    """In one of its own: here a backward pass came before all tests."""
+    program = "import test_planned_steps as here; here.plan_in_workers()"
+    command = [sys.executable, "-W", "ignore", "-c", f"import sys; sys.path = {sys.path}; {program}"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_nothing_is_left_of_a_plan_after_its_fit():
