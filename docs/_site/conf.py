@@ -51,7 +51,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!fl_lightning\.).*"),
     (r"py:.*", r"fl_lightning\.(core|clients|lightning|ops\.(slices|solvers))\b.*"),
-    (r"py:.*", r"fl_lightning\.(arguments\.checked|comparison\.plan|report\.summary)\b.*"),
+    (r"py:.*", r"fl_lightning\.(arguments\.checked|comparison\.(plan|selection)|report\.summary)\b.*"),
     (r"py:.*", r"fl_lightning\.(federation\.registered_clients|fit\.readable)\b.*"),
     (r"py:.*", r"fl_lightning\.algorithms\.(_shared|features|groups|ditto)\b.*"),
 ]
