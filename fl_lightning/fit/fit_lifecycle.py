@@ -20,17 +20,10 @@ from fl_lightning.core.layout import names_in
 from fl_lightning.core.records import RoundRecord, round_metrics
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import cohort_size
+from fl_lightning.fit import on_ranks
 from fl_lightning.fit.checks import refuse_undivided_data
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.fit import FederatedFit
-from fl_lightning.fit.on_ranks import (
-    Agreement,
-    check_executor,
-    check_same_fit,
-    check_same_start,
-    say_processes,
-    shared_work,
-)
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.round_loader import RoundLoader, local_batches
 from fl_lightning.lightning.checkpoint_io import complete_last_checkpoints
@@ -54,7 +47,7 @@ class FitLifecycle:
         self._binding: BoundParameters | None = None
         self._fit: FederatedFit | None = None
         self._ranks: Ranks | None = None
-        self._agreement: Agreement | None = None
+        self._agreement: on_ranks.Agreement | None = None
         self._fallback: str | None = None
         self._memory: Mapping[str, int] = {}
         self._quiet = ExitStack()
@@ -76,7 +69,7 @@ class FitLifecycle:
         """
         self._ranks, self._agreement = ranks, None
         if ranks is not None:
-            check_executor(ranks, self._options.executor)
+            on_ranks.check_executor(ranks, self._options.executor)
         module = self._trainer.lightning_module
         trained = trained_names(module, self._trainer.optimizers)
         self._binding = BoundParameters(module, self._algorithm.layers, trained)
@@ -148,14 +141,14 @@ class FitLifecycle:
             carried = loaded if "fit" in loaded else None
         executor, rule = options.executor, options.client_rule
         if self._ranks is not None:
-            self._agreement = Agreement(self._ranks)
-            executor = shared_work(self._ranks, options, self._binding, len(loaders), self._agreement)
+            self._agreement = on_ranks.Agreement(self._ranks)
+            executor = on_ranks.shared_work(self._ranks, options, self._binding, len(loaders), self._agreement)
             rule = rule if executor.state is None else executor.state.visiting
         clients = ClientSide(self._trainer, self.loop, options, limit, self._binding, batches, capacity, executor, rule)
         self._fit = FederatedFit(self._trainer, options, self._binding, clients)
         if self._ranks is not None:
-            check_same_fit(self._ranks, self._fit.description, self._trainer)
-            say_processes(self._ranks, options, loaders.sizes.tolist(), clients.runner.rows)
+            on_ranks.check_same_fit(self._ranks, self._fit.description, self._trainer)
+            on_ranks.say_processes(self._ranks, options, loaders.sizes.tolist(), clients.runner.rows)
         if loaded is not None:
             clients.buffers.load_unsaved(loaded.get("non_persistent_buffers", {}))
         self._fit.begin(carried)
@@ -166,7 +159,7 @@ class FitLifecycle:
         if trained is not None and _same(self._fit.evaluation_params(trained.to(theta)), theta):
             theta.copy_(trained)
         if self._ranks is not None:
-            check_same_start(self._ranks, self._fit.checksums())
+            on_ranks.check_same_start(self._ranks, self._fit.checksums())
 
     # ---- rounds, as the epoch loop asks for them
 
