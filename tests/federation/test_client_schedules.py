@@ -10,6 +10,8 @@ from test_federated_client import compare, message, one_client
 
 import fl_lightning as fl
 
+pytestmark = pytest.mark.filterwarnings("ignore:what training gathers in .* goes to the server.*seen")
+
 
 class Warm(Rated):
     """SGD, whose rate SCAFFOLD needs."""
