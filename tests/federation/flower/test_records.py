@@ -99,6 +99,7 @@ def test_an_evaluation_is_of_the_client_the_round_and_the_stage():
             answer.evaluation(client, when, "val")
 
 
+@pytest.mark.filterwarnings("ignore:what training gathers in Together goes to the server")
 @pytest.mark.filterwarnings("ignore:.*treespec")
 def test_what_a_module_keeps_is_the_same_behind_the_wire():
     names = ["keeps_the_last_few", "draws_from_numpy", "keeps_a_named_tuple", "changes_an_array", "counts_deep_inside"]
