@@ -41,7 +41,7 @@ class Divisions:
 
     def __init__(self, suite: Suite, out: Path, seeds: int = SEEDS) -> None:
         self.suite, self.folder = suite, out / f"{suite.name}-divisions"
-        self._suite = Standing(suite, finished(out / suite.name), {})
+        self._suite, self._failed = Standing(suite, finished(out / suite.name), {}), failed(self.folder)
         names = tuple(name for name in METHODS if name in self._suite.picked)
         self.plan = Plan((*names, LOCAL), suite.rates, tuple(range(seeds)), TUNING_SEEDS, DIVISIONS)
 
@@ -58,7 +58,7 @@ class Divisions:
         first = next((self._suite.picked[name] for name in ALONE if name in self._suite.picked), None)
         if first is None:
             return None
-        diverged = {key for key, why in failed(self.folder).items() if ClientError.__name__ in why}
+        diverged = {key for key, why in self._failed.items() if ClientError.__name__ in why}
         keys = {
             rate: {Run(LOCAL, rate, seed, division).key for division, seed in self.plan.repetitions}
             for rate in self.suite.rates
@@ -110,9 +110,10 @@ class Divisions:
                 if left.method != LOCAL or left.learning_rate == min(self.suite.rates):
                     raise
                 print(f"{self.suite.name}: {left}: {error}; once more with a lower rate", flush=True)
-                continue
-            done[left] = finished(self.folder)[left.key]
-            print(f"{self.suite.name}: {left}, {seconds_of_run(done[left]):.0f} s", flush=True)
+                self._failed = failed(self.folder)
+            if record := runner.finished(left):
+                done[left] = record
+                print(f"{self.suite.name}: {left}, {seconds_of_run(record):.0f} s", flush=True)
 
     def page(self) -> str:
         """The table and what it comes to, in Markdown; empty as long as the reference has not run on all divisions."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.module_visits import Left
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.clients.upload import Upload
-from fl_lightning.federation.door import COMPANIONS, LARGEST, OUTLIER, MisfitError, loss, read, said
+from fl_lightning.federation.door import COMPANIONS, LARGEST, OUTLIER, MisfitError, loss, outliers, read, said
 from fl_lightning.federation.messages import ClientMessage
 from fl_lightning.federation.module_state import HomeModule
 
@@ -149,11 +148,10 @@ def _is_large(values: Tensor) -> bool:
 def _fast_ones(answers: Mapping[int, ClientMessage]) -> dict[int, str]:
     """Clients that do not share the others' learning rate, whose mean a method takes for the rate of all."""
     rates = {client: answer.client_lr for client, answer in answers.items() if answer.client_lr is not None}
-    most = OUTLIER * median(rates.values()) if rates else 0.0
+    fast, most = outliers(rates)
     return {
         client: f"its learning rate must be at most {OUTLIER} times the median, {most:g}, found {rate:g}"
-        for client, rate in rates.items()
-        if rate > most > 0
+        for client, rate in fast.items()
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from statistics import median
 from typing import Any, TypeVar
 
 import torch
@@ -36,7 +37,7 @@ FEDERATION = Text("1 to 32 hexadecimal digits", lambda text: re.fullmatch(r"[0-9
 LARGEST = 1e30
 """Of an update and of extras, by absolute value: products of two such numbers and sums of many are finite."""
 OUTLIER = 100
-"""Where one client's number sets something for all others, so many times the median does not count."""
+"""So many times the median; see :func:`outliers`."""
 ENTRIES = 100_000
 """Of a message: all that lies in its lists and mappings, keys and tensors among it."""
 COMPANIONS = 16
@@ -93,6 +94,12 @@ def loss(found: object) -> float:
         return float(check("its loss", found, float, Bounds(LOSS.least, LOSS.most)))
     except (TypeError, ValueError) as error:
         raise MisfitError(said(error)) from error
+
+
+def outliers(numbers: Mapping[int, float]) -> tuple[dict[int, float], float]:
+    """Clients whose numbers must not set something for all others, with these, and what they are above."""
+    most = OUTLIER * median(numbers.values()) if numbers else 0.0
+    return {client: number for client, number in numbers.items() if number > most > 0}, most
 
 
 def evaluation(found: object, client_id: int, index: int, stage: str) -> EvaluationRecord:

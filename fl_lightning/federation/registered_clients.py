@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from statistics import median
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from fl_lightning.algorithms.records import mean_rate
 from fl_lightning.arguments import altered, trusted
-from fl_lightning.federation.door import OUTLIER, MisfitError, read, said
+from fl_lightning.federation.door import OUTLIER, MisfitError, outliers, read, said
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.names import rank_zero_warn
@@ -69,8 +68,7 @@ class RegisteredClients:
     def _mean_steps(self) -> int | None:
         """Mean optimizer steps of a visit, rounded up, over the known clients with data; ``None`` without any."""
         steps = {client: known.steps for client, known in self._known.items() if known.steps > 0}
-        most = OUTLIER * median(steps.values()) if steps else 0
-        odd = {client: number for client, number in steps.items() if number > most}
+        odd, _ = outliers(steps)
         if odd:
             rank_zero_warn(
                 f"the length of a round must not follow clients {odd}, which say that they take more than {OUTLIER} "

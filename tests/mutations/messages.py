@@ -18,6 +18,7 @@ ranks = In("fl_lightning/federation/registered_clients.py", f"{SERVER} -k anothe
 door = In(
     "fl_lightning/federation/door.py", f"{DOOR} -k 'evaluations or that_are_none or that_is_none or no_message_has'"
 )
+outliers = In("fl_lightning/federation/door.py", f"{COUNTS} {DOOR} -k 'test_server_counts or length_of_rounds'")
 messages = In(
     "fl_lightning/federation/messages.py",
     f"{COUNTS} {CLIENT} {SCHEDULES} {DOOR} -k 'test_server_counts or of_no_round or no_sense or that_is_none "
@@ -100,7 +101,7 @@ MUTATIONS = [
     ),
     answers("one learning rate sets that of all", "            odd |= _fast_ones(fitting)\n", "            pass\n"),
     answers("learning rates are looked at that nobody reads", "if self.needs.client_lr or self", "if True or self"),
-    answers("learning rates of 0 refuse all others", "if rate > most > 0", "if rate > most"),
+    outliers("learning rates of 0 refuse all others", "if number > most > 0}", "if number > most}"),
     answers("extras may be of any size", "answer.extras.items()}}", "{}.items()}}"),
     answers("large numbers below zero pass", "max(-float(low), float(high)) > LARGEST", "float(high) > LARGEST"),
     answers("large numbers pass", "max(-float(low), float(high)) > LARGEST", "-float(low) > LARGEST"),
@@ -159,8 +160,8 @@ MUTATIONS = [
         "known in self._known.items()}",
     ),
     known("the mean visit is rounded down", "-(-sum(usual) // len(usual))", "sum(usual) // len(usual)"),
-    known("one client sets the length of rounds", "if number > most}", "if number > most and False}"),
-    known("whoever differs from the median is odd", "OUTLIER * median", "median"),
+    known("one client sets the length of rounds", "odd, _ = outliers(steps)", "odd = {}"),
+    outliers("whoever differs from the median is odd", "OUTLIER * median", "median"),
     known(
         "names are those of the first clients",
         "self._known[k].name if k in self._known else str(k)",

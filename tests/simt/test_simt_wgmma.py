@@ -6,9 +6,9 @@ from itertools import accumulate
 import pytest
 import torch
 from simt_library import of_kind
+from test_simt_slices import check
 
 from fl_lightning.ops import _reference as reference
-from fl_lightning.ops.slices import add_tree
 
 SIZES = (0, 300, 1, 3, 258, 33)
 LAYOUTS = ((0, 0), (1, 0), (3, 2), (2, 2), (4, 4), (7, 1))  # columns before and behind the matrix in its memory
@@ -29,10 +29,10 @@ def normal(m, n, seed=0):
     return torch.randn(m, n, generator=generator(seed))
 
 
-def whole_numbers(m, n=int(OFFSETS[-1]), layout=0):
+def whole_numbers(m, n=int(OFFSETS[-1]), layout=0, dtype=torch.float32):
     """Small ones, between NaNs."""
     lead, pad = LAYOUTS[layout]
-    wide = torch.full((m, lead + n + pad), torch.nan)
+    wide = torch.full((m, lead + n + pad), torch.nan, dtype=dtype)
     wide[:, lead : lead + n] = torch.randint(-3, 4, (m, n), generator=generator(m))
     return wide[:, lead : lead + n]
 
@@ -70,7 +70,7 @@ def test_gram(hopper, m):
 
 @pytest.mark.parametrize(("m", "dtype"), [(11, torch.float16), (33, torch.bfloat16), (66, torch.float16)])
 def test_gram_of_16_bits(hopper, m, dtype):
-    rows = whole_numbers(m, layout=3).to(dtype)
+    rows = whole_numbers(m, layout=3, dtype=dtype)
     check_whole_numbers(hopper.layer_gram(rows, OFFSETS), rows)
 
 
@@ -88,17 +88,14 @@ def test_gram_of_16_bits(hopper, m, dtype):
     ],
 )
 def test_cross_gram(hopper, m, h, dtype):
-    rows, others = (whole_numbers(count, layout=layout).to(dtype) for count, layout in ((m, 3), (h, 4)))
+    rows, others = (whole_numbers(count, layout=layout, dtype=dtype) for count, layout in ((m, 3), (h, 4)))
     check_whole_numbers(hopper.layer_cross_gram(rows, others, OFFSETS), rows, others)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layout", range(len(LAYOUTS)))
 def test_rows_anywhere_in_memory(hopper, layout, dtype):
-    rows = whole_numbers(34).to(dtype)
-    lead, pad = LAYOUTS[layout]
-    wide = torch.full((34, lead + rows.shape[1] + pad), torch.nan, dtype=dtype)
-    rows = wide[:, lead : lead + rows.shape[1]].copy_(rows)
+    rows = whole_numbers(34, layout=layout, dtype=dtype)
     check_whole_numbers(hopper.layer_gram(rows, OFFSETS), rows)
 
 
@@ -170,23 +167,19 @@ def test_same_bits_under_every_schedule(kernels, m):
 def test_columns_may_be_divided(hopper, m, dtype):
     """Slices in memory of their own, whose addresses are others: there no row of 16 bits begins at an odd one."""
     offsets = offsets_of([1, 8292, 0, 7892, 300])
-    rows, n = normal(m, 16485).to(dtype), 16485
-    spans = [(0, 8192), (8192, 16384), (16384, n)]
-    parts = (hopper.layer_gram(rows[:, a:b].clone(), offsets.clamp(a, b) - a, n) for a, b in spans)
-    whole = hopper.layer_gram(rows, offsets, n)
-    assert torch.equal(add_tree(spans, parts, n), whole)
+    rows = normal(m, 16485).to(dtype)
+    whole = check(lambda at, own, n: hopper.layer_gram(rows[:, at].clone(), own, n), offsets, range(3))
     assert relative(whole, rows, offsets).max() <= 3e-7
 
 
 def test_columns_of_two_matrices_may_be_divided(hopper):
-    offsets, n = offsets_of([9000, 485]), 9485
-    rows, others = normal(3, n).to(torch.bfloat16), normal(5, n, seed=1).to(torch.bfloat16)
-    spans = [(0, 8192), (8192, n)]
-    parts = (
-        hopper.layer_cross_gram(rows[:, a:b].clone(), others[:, a:b].clone(), offsets.clamp(a, b) - a, n)
-        for a, b in spans
+    offsets = offsets_of([9000, 485])
+    rows, others = normal(3, 9485).to(torch.bfloat16), normal(5, 9485, seed=1).to(torch.bfloat16)
+    check(
+        lambda at, own, n: hopper.layer_cross_gram(rows[:, at].clone(), others[:, at].clone(), own, n),
+        offsets,
+        range(2),
     )
-    assert torch.equal(add_tree(spans, parts, n), hopper.layer_cross_gram(rows, others, offsets, n))
 
 
 def test_others_that_are_not_finite(hopper):
