@@ -22,7 +22,7 @@ from fl_lightning.comparison.files import read_run, write_run, write_text
 from fl_lightning.report import ClientValues, FitRecord, record_from_json, record_to_json
 
 CURVE = ("mean", "worst_10", "angle")
-DIGITS = 3  # of seconds
+DIGITS = 6  # of seconds: means of them are printed to a tenth, packed or not
 _TRACEBACK = "Traceback (most recent call last)"
 
 
