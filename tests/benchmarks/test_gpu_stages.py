@@ -79,7 +79,7 @@ def test_all_stages_run_in_order_and_leave_their_outcomes(script, tmp_path):
     assert commands[-1][0] == "ncu"
     called = [command for command in commands if "every_path" in " ".join(command)]
     assert all("--device cuda" in " ".join(command) for command in called)
-    assert sorted(command[-1] for command in called if "--part" in command) == sorted(f"{part}/14" for part in range(1, 15))
+    assert {command[-1] for command in called if "--part" in command} == {f"{part}/14" for part in range(1, 15)}
 
 
 def test_a_failed_step_shows_and_the_others_run(script, tmp_path):

@@ -50,7 +50,7 @@ struct Plan {
   static constexpr int kBlocks =  // that the registers of a multiprocessor hold
       kWarpgroups > 2 ? 1
       : kRows > 40    ? (kWarpgroups == 2 ? 1 : (kSplit || !kSymmetric ? 2 : 3))
-                      : (kWarpgroups == 2 ? 2 : (kRows > 24 ? 4 : 5));
+                      : (kWarpgroups == 2 ? 2 : (kRows > 24 || (kRests && kGroups == 0) ? 4 : 5));
 };
 
 // A thread's rows of one matrix: it brings the same 16 bytes of each stage, of every kApart-th row.
