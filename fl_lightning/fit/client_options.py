@@ -25,20 +25,13 @@ CLIENT_CHECKS: dict[str, Bounds | Example] = {
 
 @dataclass(frozen=True)
 class ClientOptions(LocalOptions):
-    """The arguments that a client of a real federation has, too; see :class:`fl_lightning.FederatedStrategy`.
-
-    Attributes:
-        client_rule: the client half in use: that of ``client``, or the algorithm's own.
-
-    Raises:
-        ValueError: arguments do not fit together.
-    """
+    """The arguments that a client of a real federation has, too; see :class:`fl_lightning.FederatedStrategy`."""
 
     algorithm: ServerRule
     client: ClientRule | ServerRule | None
     full_gradients: bool
     buffers: Literal["mean", "global", "largest"]
-    client_rule: ClientRule = field(init=False)
+    client_rule: ClientRule = field(init=False)  # that of client, or the algorithm's own
 
     def __post_init__(self) -> None:
         rule = paired_client_rule(self.algorithm, self.client, self.full_gradients)

@@ -33,23 +33,9 @@ class FederatedFit:
     """Everything that lives as long as one call of ``trainer.fit``: the clients' side and the server.
 
     It is made once the optimizers exist and the module is on its device.
-
-    Attributes:
-        clients: the clients' side.
-        description: the fit in plain values.
-        memory: what it allocates beside the module, in bytes by name.
-
-    Raises:
-        ValueError: the data have too few clients.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        options: FitOptions,
-        binding: BoundParameters,
-        clients: ClientSide,
-    ) -> None:
+    def __init__(self, trainer: Trainer, options: FitOptions, binding: BoundParameters, clients: ClientSide) -> None:
         self._trainer, self._options, self._binding, self.clients = trainer, options, binding, clients
         self._algorithm, self._rule = options.algorithm, options.client_rule
         self._num_clients = len(clients.loaders)
@@ -66,7 +52,7 @@ class FederatedFit:
         )
         self._round: Round | None = None
         self._drop_outs: frozenset[int] = frozenset()
-        self.memory: dict[str, int] = {}
+        self.memory: dict[str, int] = {}  # allocated beside the module, in bytes by name
 
     # ---- the fit
 
@@ -107,11 +93,7 @@ class FederatedFit:
         return min(limits, default=None)
 
     def reload(self, loaders: ClientLoaders) -> None:
-        """Goes on with data loaded anew (``reload_dataloaders_every_n_epochs``).
-
-        Raises:
-            ValueError: they are of another number of clients.
-        """
+        """Goes on with data loaded anew (``reload_dataloaders_every_n_epochs``), which must be of as many clients."""
         if len(loaders) != self._num_clients:
             raise ValueError(f"reloaded data must have the same {self._num_clients} clients, found {len(loaders)}")
         self.clients.runner.batches.loaders = loaders

@@ -39,11 +39,7 @@ CHECKS: dict[str, Bounds | Example] = {
 
 @dataclass(frozen=True)
 class FitOptions(ClientOptions):
-    """What shapes a fit; see :class:`fl_lightning.FederatedStrategy`, whose arguments these are.
-
-    Raises:
-        ValueError: arguments do not fit together.
-    """
+    """What shapes a fit; see :class:`fl_lightning.FederatedStrategy`, whose arguments these are."""
 
     clients_per_round: int | float
     server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None
@@ -106,9 +102,7 @@ class FitOptions(ClientOptions):
     def check_rounds(self, cohort_size: int, sizes: Tensor | None = None) -> None:
         """Raises ValueError if no round can have ``min_clients`` usable uploads, or so many as a guard needs.
 
-        Args:
-            cohort_size: clients sampled per round.
-            sizes: ``[N]`` training samples of all registered clients, once they are known.
+        ``sizes [N]`` are training samples of all registered clients, once they are known.
         """
         most, who = cohort_size, f"sampled per round (clients_per_round={self.clients_per_round})"
         if sizes is not None and self.sampler.most_reports(cohort_size, sizes) < most:

@@ -38,15 +38,9 @@ class EvaluatedModel(Protocol):
 class Evaluator:
     """Runs around every validation and test, whose hooks the state callback passes on.
 
-    Args:
-        model: binds the parameters to evaluate.
-        algorithm: the server rule.
-        client_rule: the client rule, whose personal models are evaluated beside the global one.
-        seed: root of the random numbers that an evaluation draws.
-        report: tells users what was found; ``None``: nobody does.
-
-    Attributes:
-        record: the last finished evaluation; ``None`` if it ran on data that is not divided among clients.
+    ``seed`` is the root of the random numbers that an evaluation draws. ``report`` tells users what was found, if
+    anybody does. ``record`` is the last finished evaluation, ``None`` if it ran on data that is not divided among
+    clients.
     """
 
     def __init__(
@@ -65,8 +59,7 @@ class Evaluator:
     ) -> EvaluationLoader:
         """Walks over the clients' data of a stage.
 
-        Raises:
-            ValueError: the module fetches batches itself, so nobody knows whose they are.
+        Refuses a module that fetches batches itself, so that nobody knows whose they are.
         """
         step = module.validation_step if stage == "val" else module.test_step
         if "dataloader_iter" in signature(step).parameters:
@@ -74,12 +67,9 @@ class Evaluator:
         return EvaluationLoader(loaders, limit)
 
     def begin(self, trainer: Trainer, stage: str, loaded: Mapping[str, Any] | None) -> None:
-        """Binds the parameters to evaluate, and starts to collect if the stage's data is divided among clients.
+        """Binds the parameters to evaluate, and starts to collect if the data of the stage (val or test) is divided.
 
-        Args:
-            trainer: the trainer.
-            stage: ``"val"`` or ``"test"``.
-            loaded: the federated state of the checkpoint that the trainer function has loaded, if any.
+        ``loaded`` is the federated state of the checkpoint that the trainer function has loaded, if any.
         """
         # Validation inside a fit follows the round whose epoch is still open.
         rounds = trainer.current_epoch + int(trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking)
@@ -96,8 +86,6 @@ class Evaluator:
                 personal = PersonalEvaluation(trainer, models, layers)
             ranks = trainer.strategy.ranks  # type: ignore[attr-defined]
             self._running = ClientEvaluation(trainer, loaders, stage, rounds, self._notices, personal, seed, ranks)
-            if not trainer.sanity_checking:
-                self._running.divide_again()
             self._guard.enter_context(self._running.listening())
             self._guard.enter_context(untagged_batches(trainer, self._running.begin, self._running.batch))
         elif not trainer.sanity_checking:

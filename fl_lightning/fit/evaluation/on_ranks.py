@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An evaluation whose clients are divided among the processes of a fit.
+"""An evaluation whose clients are divided among processes.
 
-Each process evaluates its clients. What each of them adds is exchanged, and joined in the order of clients, as one
-process does it.
+What each adds is joined in the order of clients, as in one.
 """
 
 from __future__ import annotations
@@ -46,11 +45,7 @@ class Division:
         return nullcontext() if self._ranks is None or self.is_divided else self._watch.watching()
 
     def of_all(self, own: dict[int, ClientPart], parts: ClientParts, values: ClientValues) -> dict[int, ClientPart]:
-        """What the clients of all processes have added, in the order of clients.
-
-        Raises:
-            RankError: they cannot be joined.
-        """
+        """What the clients of all processes have added, in the order of clients."""
         reason = self._obstacle(parts, values)
         if reason is not None:
             raise RankError(
@@ -100,11 +95,7 @@ class Division:
 
 
 class LoggerWatch:
-    """Notices whether evaluation steps write to loggers themselves: then rank 0 must see all of them.
-
-    Attributes:
-        touched: whether they do.
-    """
+    """Notices whether evaluation steps write to loggers themselves (``touched``): then rank 0 must see all of them."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self.touched = trainer, False

@@ -36,15 +36,8 @@ def models_to_evaluate(
 ) -> PersonalModels | None:
     """The clients' own models that belong to the global one, or ``None`` where there are none to evaluate.
 
-    Those of the rule, or, if ``validate`` or ``test`` loads a checkpoint, that checkpoint's. Warns if it has none that
-    this rule can take, rather than evaluate those of another time.
-
-    Args:
-        trainer: the trainer whose evaluation is running.
-        rule: the client rule.
-        loaded: the federated state of the checkpoint, if it has one.
-        layers: the order of the models' parameters.
-        trained: names of the parameters that the running or last fit trains; ``None`` before the first.
+    Those of the rule, or, if ``validate`` or ``test`` loads a checkpoint (its federated state: ``loaded``), that
+    checkpoint's. Warns if it has none that this rule can take, rather than evaluate those of another time.
     """
     if not overrides(rule, "personal_model"):
         return None

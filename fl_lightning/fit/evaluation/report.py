@@ -49,10 +49,8 @@ def client_metrics(record: EvaluationRecord, by_name: bool = False) -> dict[str,
 class EvaluationReport:
     """Logs and prints how evenly the clients fare.
 
-    Args:
-        metric: the metric whose direction and angle are of interest; ``None``: see :func:`shown_angle`.
-        mode: which values of ``metric`` are good; or of every metric in the mapping.
-        by_name: log clients' values under their names.
+    ``metric`` is that whose direction and angle are of interest; ``None``: see :func:`shown_angle`. ``mode`` says which
+    of its values are good, or it of every metric in the mapping.
     """
 
     def __init__(self, metric: str | None, mode: Mode | Mapping[str, Mode], by_name: bool = False) -> None:
