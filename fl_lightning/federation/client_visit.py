@@ -37,22 +37,11 @@ Work = Literal["train", "loss", "val", "test"]
 
 
 class Visit(OneDevice):
-    """Turns a trainer function into what one client does for one message.
+    """Turns a trainer function into what one client does for one message: it trains, measures its loss, or evaluates.
 
-    Args:
-        options: how clients train.
-        client_id: the client.
-        num_clients: registered clients; ``None``: those that the data have.
-        message: what the server sent.
-        before: what :attr:`kept` was after the client's last visit that counted; ``None`` without one.
-        module: the client's module.
-        work: what it does: trains, measures its loss, or evaluates.
-
-    Attributes:
-        sent: what the client sends.
-        kept: what it keeps if the round counts.
-        loss: what was measured.
-        side: the clients' side of the fit.
+    ``num_clients`` is ``None`` where the data have all registered clients. ``before`` is what :attr:`kept` was after
+    the client's last visit that counted. Afterwards ``sent`` is what the client sends, ``kept`` what it keeps if the
+    round counts, and ``loss`` what was measured.
     """
 
     def __init__(

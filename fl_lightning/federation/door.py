@@ -61,14 +61,9 @@ class MisfitError(ValueError):
 
 
 def read(kind: type[M], found: object) -> M:
-    """A message, from its fields as they arrived or as an object that was made of them.
+    """A message of a kind, from its fields as they arrived or as an object; raises MisfitError if it is none.
 
-    Args:
-        kind: what it must be, a dataclass whose constructor checks its fields.
-        found: the fields, or the object.
-
-    Raises:
-        MisfitError: it is none.
+    The kind is a dataclass whose constructor checks its fields.
     """
     if isinstance(found, Mapping):
         _check_values(found)
@@ -85,11 +80,7 @@ def read(kind: type[M], found: object) -> M:
 
 
 def loss(found: object) -> float:
-    """A client's loss at parameters that the server asked for.
-
-    Raises:
-        MisfitError: it is no finite number.
-    """
+    """A client's loss at parameters that the server asked for; raises MisfitError unless it is a finite number."""
     try:
         return float(check("its loss", found, float, Bounds(LOSS.least, LOSS.most)))
     except (TypeError, ValueError) as error:
@@ -103,16 +94,9 @@ def outliers(numbers: Mapping[int, float]) -> tuple[dict[int, float], float]:
 
 
 def evaluation(found: object, client_id: int, index: int, stage: str) -> EvaluationRecord:
-    """What one client has found on its own data.
+    """What one client has found on its own data of a stage, after ``index`` rounds.
 
-    Args:
-        found: the fields of an :class:`EvaluationRecord`, or the record.
-        client_id: the client that was asked.
-        index: rounds that are over.
-        stage: the data that it was asked about.
-
-    Raises:
-        MisfitError: it is no answer of this client to this question.
+    Raises MisfitError if it is no answer of this client to this question.
     """
     record = read(EvaluationRecord, found)
     if (record.client_ids, record.round, record.stage) != ((client_id,), index, stage):
@@ -145,11 +129,7 @@ def said(words: object) -> str:
 
 
 def _check_values(message: Mapping[Any, object]) -> None:
-    """Checks all that a message holds.
-
-    Raises:
-        MisfitError: it holds something else than tensors, numbers, strings, lists and mappings, or too much.
-    """
+    """Raises MisfitError if a message has other values than tensors, numbers, strings, lists and mappings."""
     waiting: list[tuple[object, int]] = [(message, 0)]
     seen = 0
     while waiting:
