@@ -57,11 +57,7 @@ def write_report(records: Sequence[FitRecord], path: str | Path, title: str | No
 
 
 def plotly_js() -> str:
-    """The library that draws the pictures in the browser.
-
-    Raises:
-        ImportError: plotly is missing.
-    """
+    """The library that draws the pictures in the browser; raises ImportError where plotly is missing."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:

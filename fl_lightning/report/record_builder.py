@@ -68,10 +68,9 @@ class RecordBuilder:
                 tables.cut(index)
 
     def add_round(self, record: RoundRecord, learning_rate: float | None) -> bool:
-        """Adds a round that has finished; a round that is there already is replaced, with those after it.
+        """Adds a finished round; returns whether it is the first.
 
-        Returns:
-            Whether it is the first.
+        One that is there is replaced, with those after it.
         """
         if self._rounds["round"] and self._rounds["round"][-1] >= record.round:
             self.cut(record.round)

@@ -14,16 +14,10 @@ from fl_lightning.report.runs_of_a_method import Method, Stage
 
 @dataclass(frozen=True)
 class Figure:
-    """A number over repetitions.
+    """A number over repetitions."""
 
-    Attributes:
-        spread: mean and standard deviation; ``None`` without any number.
-        mark: ``"+"`` if it is better than that of the reference, ``"-"`` if it is worse, empty where repetitions cannot
-            tell: :func:`fl_lightning.report.repetitions.mark`.
-    """
-
-    spread: Spread | None = None
-    mark: str = ""
+    spread: Spread | None = None  # mean and standard deviation; None without any number
+    mark: str = ""  # see repetitions.mark
 
     @property
     def mean(self) -> float:
@@ -83,12 +77,8 @@ def summaries(
 ) -> list[MethodSummary]:
     """One row per method.
 
-    Args:
-        methods: the methods.
-        metric: whose values count; those of the clients' own models, where they have any.
-        stage: of the values.
-        mode: which of them are good.
-        reference: the method that others are compared with; default the first.
+    A metric's values are those of the clients' own models, where they have any. The reference, by default the first
+    method, is what the others are compared with.
     """
     named = {method.label: (method, method.own(metric, stage)) for method in methods}
     numbers = {label: method.numbers(name, stage, mode) for label, (method, name) in named.items()}
@@ -99,8 +89,7 @@ def summaries(
     for label, (method, name) in named.items():
         figures = {
             key: Figure(
-                Spread.of(found.values()),
-                mark(found, base.get(key, {}), mode == "max" and key not in ("angle", "std")),
+                Spread.of(found.values()), mark(found, base.get(key, {}), mode == "max" and key not in ("angle", "std"))
             )
             for key, found in numbers[label].items()
             if key in ("mean", "worst_10", "worst", "angle", "std")
