@@ -28,14 +28,9 @@ def method_names() -> list[str]:
 
 @checked(text=TEXT)
 def rule_from(text: str) -> ServerRule:
-    """Makes the server rule that a text names. Arguments are literals; nothing is evaluated.
+    """Makes the server rule that a text names: a name of :mod:`fl_lightning.algorithms`, or the import path of a class.
 
-    Args:
-        text: a name of :mod:`fl_lightning.algorithms` or the import path of a class, with arguments in brackets if any.
-
-    Raises:
-        ValueError: the text is no such call, the name is unknown, or an argument is out of range.
-        TypeError: an argument is unknown or of the wrong type.
+    Arguments in brackets are literals; nothing is evaluated.
     """
     name, positional, named = _call(text)
     kind = _class(name)

@@ -34,17 +34,14 @@ _NO_MATTER = ("seed", "partition", "executor", "timeout", "log_client_names")
 
 @dataclass(frozen=True)
 class Session:
-    """A comparison that is to be carried out, or gone on with. Its options are those of :func:`fl_lightning.compare`.
+    """A comparison that is to be carried out, or gone on with.
 
-    Attributes:
-        project: makes module, data and trainer.
-        methods: the methods by name.
-        base: says how the clients of the bounds train.
+    Its options are those of :func:`fl_lightning.compare`.
     """
 
     project: Project
     methods: Mapping[str, FederatedStrategy]
-    base: FederatedStrategy
+    base: FederatedStrategy  # says how the clients of the bounds train
     folder: Path
     learning_rates: Sequence[float | None]
     seeds: int | Sequence[int]
@@ -84,10 +81,8 @@ class Session:
     def carry_out(self, only_cost: bool = False) -> Comparison | None:
         """Says what it will cost, does what is not done yet unless the cost alone is asked for, and writes the tables.
 
-        Raises:
-            ValueError: the folder holds runs of another configuration or of other data, or there is no metric or data
-                to compare on.
-            RuntimeError: another command is at work in the folder, or every run failed.
+        Refuses a folder with runs of another configuration or of other data, or in which another command is at work.
+        Raises RuntimeError if every run failed.
         """
         with owned(self.folder):
             check_configuration(self.folder, self.configuration())
