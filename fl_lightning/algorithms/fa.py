@@ -97,13 +97,7 @@ class FA(FedAvg):
 
 
 class AgnosticWeights(ClientRule):
-    """Both halves of :class:`FA` besides averaging.
-
-    Attributes:
-        a: ``[J]`` float64 coefficients of the kernels; ``None`` before the first round.
-        relaxed: rounds in which no ``a`` met all constraints.
-        stuck: the last search found no ``a`` at all.
-    """
+    """Both halves of :class:`FA` besides averaging."""
 
     needs = Needs(groups=True)
     reads = "sums"
