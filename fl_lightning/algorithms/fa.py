@@ -103,10 +103,10 @@ class AgnosticWeights(ClientRule):
     reads = "sums"
     columnwise = True
 
-    a = server_state(Tensor, sent="all")
+    a = server_state(Tensor, sent="all")  # [J] float64 coefficients of the kernels
     share = server_state(float, sent="all")  # of group 1 among all samples
-    relaxed = server_state(0)
-    stuck = server_state(False)
+    relaxed = server_state(0)  # rounds in which no a met all constraints
+    stuck = server_state(False)  # the last search found no a at all
 
     def __init__(
         self,

@@ -262,8 +262,8 @@ def pareto(gram: Tensor, losses: Tensor, bounds: Tensor, spanned: Tensor) -> tup
     """Coefficients of stage 2 (equation 15), and whether the shortest vector of the hull had to take over.
 
     The direction lowers the mean loss most, in the hull of the clients' loss gradients and ``spanned``, without a rise
-    of any loss or bound. From ``K [k, k]`` and coefficients of the gradients: ``[m, k]`` of the clients' losses, ``[b,
-    k]`` of other functions that must not rise, and ``[d, k]`` of what else is in the hull.
+    of any loss or bound. From ``K [k, k]`` and coefficients of the gradients: ``losses [m, k]`` of the clients,
+    ``bounds [b, k]`` of other functions that must not rise, and ``spanned [d, k]`` of what else is in the hull.
     """
     constraints, hull = torch.cat([losses, bounds]), torch.cat([losses, spanned])
     slopes = hull @ gram  # row j: products of all rows of S with direction j of the hull

@@ -182,8 +182,8 @@ def _agreement(rows: Tensor, updates: UpdateMatrix) -> Tensor:
 def smallest(values: Tensor, counts: Tensor, columns: Columns, starts: tuple[int, ...]) -> Tensor:
     """Marks ``[k, n]`` the smallest numbers of every row in every segment, and all that equal the largest of these.
 
-    The values ``[k, n]`` are not negative and not NaN, float32 or float64, with the columns of this share. ``counts [k,
-    L]``, int64 beside them, say how many to mark, up to all. ``starts`` are ``L + 1`` numbers that rise from 0 to the
+    ``values [k, n]`` are not negative and not NaN, float32 or float64, with the columns of this share. Int64 beside
+    them, ``counts [k, L]`` say how many to mark, up to all. ``starts`` are ``L + 1`` numbers that rise from 0 to the
     number of all columns.
     """
     segments = list(pairwise(columns.offsets(starts).tolist()))

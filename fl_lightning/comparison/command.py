@@ -61,7 +61,6 @@ def _rules(texts: Sequence[str]) -> dict[str, ServerRule]:
 
 
 def _strategy(name: str, rule: ServerRule, base: FederatedStrategy) -> FederatedStrategy:
-    """The project's strategy with a method in it."""
     try:
         return base.with_arguments(algorithm=rule)
     except ValueError as error:

@@ -43,7 +43,6 @@ def rule_from(text: str) -> ServerRule:
 
 
 def _call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """The name and the arguments of a call in literals."""
     try:
         node = ast.parse(text.strip(), mode="eval").body
         call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])

@@ -34,10 +34,7 @@ _NO_MATTER = ("seed", "partition", "executor", "timeout", "log_client_names")
 
 @dataclass(frozen=True)
 class Session:
-    """A comparison that is to be carried out, or gone on with.
-
-    Its options are those of :func:`fl_lightning.compare`.
-    """
+    """A comparison to carry out or to go on with; its options are those of :func:`fl_lightning.compare`."""
 
     project: Project
     methods: Mapping[str, FederatedStrategy]
@@ -144,7 +141,6 @@ class Session:
         return timed
 
     def _cost(self, counts: Mapping[str, int], timed: Mapping[str, FitRecord], seconds: Mapping[str, float]) -> str:
-        """What is to be done and how long it will take."""
         plan, width = self.plan, max(map(len, self.plan.methods))
         word = "seed" if plan.divisions == 1 else "repetition"
         each = f"{plural(len(plan.learning_rates), 'learning rate')} x {plural(len(plan.picking), word)}"

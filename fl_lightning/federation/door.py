@@ -61,10 +61,7 @@ class MisfitError(ValueError):
 
 
 def read(kind: type[M], found: object) -> M:
-    """A message of a kind, from its fields as they arrived or as an object; raises MisfitError if it is none.
-
-    The kind is a dataclass whose constructor checks its fields.
-    """
+    """A message, from its fields as they arrived or as an object made of them; raises MisfitError if it is none."""
     if isinstance(found, Mapping):
         _check_values(found)
         try:
@@ -94,10 +91,7 @@ def outliers(numbers: Mapping[int, float]) -> tuple[dict[int, float], float]:
 
 
 def evaluation(found: object, client_id: int, index: int, stage: str) -> EvaluationRecord:
-    """What one client has found on its own data of a stage, after ``index`` rounds.
-
-    Raises MisfitError if it is no answer of this client to this question.
-    """
+    """What one client has found on its own data of a stage after so many rounds; else raises MisfitError."""
     record = read(EvaluationRecord, found)
     if (record.client_ids, record.round, record.stage) != ((client_id,), index, stage):
         raise MisfitError(f"it has evaluated clients {said(record.client_ids)} after round {record.round}")

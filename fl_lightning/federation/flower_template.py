@@ -21,10 +21,7 @@ alike), simulate.py, server_app.py, client_app.py, pyproject.toml and a README w
 
 
 def write_app(folder: Path) -> list[Path]:
-    """Writes the app into a new or empty folder, whose name becomes the app's; returns the files.
-
-    Refuses a folder that holds something, and a name that Flower would not take.
-    """
+    """Writes the app into a new or empty folder, whose name becomes the app's and must be one for Flower."""
     name = folder.resolve().name
     if not _NAME.fullmatch(name):
         raise ValueError(

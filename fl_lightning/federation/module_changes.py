@@ -127,10 +127,7 @@ def _weight(value: Any) -> int:
 
 
 def read_left(plain: Mapping[str, Any], places: Places, device: torch.device) -> tuple[Left, set[str]]:
-    """What :func:`written` gave, for this module, which is as it was looked at; and attributes that it lacks.
-
-    Raises MisfitError if it is none, or does not fit the module.
-    """
+    """What :func:`written` gave, for this module, which is as it was looked at; and attributes that it lacks."""
     if not plain:
         return Left(), set()
     lacking: set[str] = set()

@@ -62,7 +62,9 @@ class AttachedData:
         if trainer.state.fn == TrainerFn.FITTING:
             self._training = owners.get("train")
         elif owners:
-            owners = {"train": self._training_owner(next(iter(owners.values()))), **owners}
+            evaluated = next(iter(owners.values()))
+            trains = is_module(evaluated) and defines(evaluated, "train_dataloader")
+            owners = {"train": evaluated if trains else self._training, **owners}
         if not owners:
             return
         if owners.get("train") is None:
@@ -75,9 +77,6 @@ class AttachedData:
             return  # a fit without training data is Lightning's to refuse
         sources.replace(self._federated(owners))
         self._sources = sources
-
-    def _training_owner(self, evaluated: Any) -> Any:
-        return evaluated if is_module(evaluated) and defines(evaluated, "train_dataloader") else self._training
 
     def _federated(self, owners: dict[str, Any]) -> FederatedDataModule:
         assert self._make is not None

@@ -51,10 +51,7 @@ class EffectiveConflicts:
         self._pairs = _pairs(module, layout)
 
     def count(self, cohort: Cohort, step: Tensor) -> dict[str, float]:
-        """The count by the name that it is logged under; nothing for modules without pairs.
-
-        The cohort and the step have the columns that are here.
-        """
+        """The count by the name that it is logged under, from the columns that are here; nothing without pairs."""
         if not self._pairs:
             return {}
         updates, layout = cohort.updates, self._layout

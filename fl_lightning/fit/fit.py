@@ -30,10 +30,7 @@ from fl_lightning.lightning.names import Trainer, rank_zero_info
 
 
 class FederatedFit:
-    """Everything that lives as long as one call of ``trainer.fit``: the clients' side and the server.
-
-    It is made once the optimizers exist and the module is on its device.
-    """
+    """Everything that lives as long as one ``trainer.fit``, once optimizers exist and the module is on its device."""
 
     def __init__(self, trainer: Trainer, options: FitOptions, binding: BoundParameters, clients: ClientSide) -> None:
         self._trainer, self._options, self._binding, self.clients = trainer, options, binding, clients
@@ -139,10 +136,6 @@ class FederatedFit:
         held |= {type(rule).__name__: kept.state(rule), "server_optimizer": optimizer and optimizer.state_dict()}
         held |= {"skipped_rounds": self._failures.skipped_rounds, "schedules": self.clients.schedules.state_dict()}
         return {name: number for key, part in held.items() for name, number in checksums(part, key, apart).items()}
-
-    def global_buffers(self) -> dict[str, Tensor]:
-        """The buffers that a client in training has changed, as they were before it."""
-        return self.clients.buffers.global_values() if self.clients.runner.in_training else {}
 
     # ---- a round
 

@@ -227,7 +227,10 @@ class FitLifecycle:
 
     def with_global_buffers(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The module's state dictionary with the buffers that a client in training has changed as they were."""
-        buffers = {} if self._fit is None else self._fit.global_buffers()
+        clients = None if self._fit is None else self._fit.clients
+        if clients is None or not clients.runner.in_training:
+            return dict(state)
+        buffers = clients.buffers.global_values()
         return {name: buffers.get(name, value) for name, value in state.items()}
 
     def finish(self) -> None:

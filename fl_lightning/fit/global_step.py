@@ -32,11 +32,7 @@ class GlobalStep:
 
     @torch.no_grad()
     def tried(self, step: Tensor, norm: float) -> Callable[[], None]:
-        """Tries a step ``[n]`` of a norm; what is returned takes it.
-
-        Until then the global parameters are the old ones. Raises RefusedStepError where parameters or optimizer would
-        hold values that are not finite.
-        """
+        """Tries a step ``[n]``; what is returned takes it, and until then the global parameters are the old ones."""
         theta = self._binding.theta
         if self.optimizer is not None:
             moved = self._moved(self.optimizer, step)

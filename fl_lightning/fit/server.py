@@ -189,7 +189,6 @@ class Server:
         return None
 
     def _flaw(self, error: Exception) -> str:
-        """What the method's error says."""
         plain = isinstance(error, RefusedStepError)
         return str(error) if plain else f"{type(self._algorithm).__name__} raised {type(error).__name__}: {error}"
 

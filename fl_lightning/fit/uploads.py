@@ -142,10 +142,7 @@ class Cohorts:
         self.num_samples: int | None = None  # of all registered clients, if known
 
     def of(self, current: Round, reports: UsableUploads, places: Sequence[int], norms: Tensor | None) -> Cohort:
-        """The cohort of some uploads, whose updates move to the front of the rows.
-
-        Raises ValueError where clients have sent other things beside their updates than others.
-        """
+        """The cohort of some uploads, whose updates move to the front of the rows."""
         uploads, rows, columns = reports.uploads, self._rows, self._rows.columns
         ids = tuple(upload.client_id for upload in uploads)
         names = rows.same_companions(dict(zip(places, ids, strict=True)))

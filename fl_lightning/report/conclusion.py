@@ -124,7 +124,6 @@ def _written(worst: _Contrast, mean: _Contrast) -> list[str]:
 
 
 def _alone(worst: _Contrast, mean: _Contrast, methods: int, called: _Called) -> Callable[[str], str]:
-    """How clients fare alone, and how with the methods."""
     head = _AGAINST_ALONE[worst.verdict, mean.verdict]
     low, with_low, middle, with_middle = _written(worst, mean)
 

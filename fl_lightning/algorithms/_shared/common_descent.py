@@ -25,9 +25,9 @@ def loss_angle(losses: Tensor) -> float:
 def fair_weights(losses: Tensor, cosine: bool = False, equal: float = EQUAL_LOSSES) -> Tensor | None:
     """Weights ``[m]`` of the fair-driven objective: positive for clients whose loss must fall faster.
 
-    They are of unit length (``h``: FedMDFG, Algorithm 1, line 14). With ``cosine`` they are the gradient of ``-cos(1,
-    F)`` (FedLF, equation 5), which is ``sin(angle(F, 1)) / ||F||`` long. ``None`` where the direction is undefined: one
-    client, losses all 0, or equal up to an angle ``equal`` in radians between them and ``(1, ..., 1)``.
+    They are of unit length (``h``: FedMDFG, Algorithm 1, line 14). With ``cosine`` they are the gradient of
+    ``-cos(1, F)`` (FedLF, equation 5), which is ``sin(angle(F, 1)) / ||F||`` long. ``None`` where the direction is
+    undefined: one client, losses all 0, or equal up to an angle ``equal`` in radians between them and ``(1, ..., 1)``.
     """
     m, total, squares = len(losses), float(losses.sum()), float(losses.square().sum())
     deviation = float((losses - total / m).norm())
@@ -54,14 +54,5 @@ def common_descent(
     From ``gram [B, m + h, m + h]``, weights ``[m]`` of the fair row (``None``, or zeros, leave it out) and factors
     ``scale [B, m + h]`` of the rows, of which 0 leaves one out; ``None``: rows of equal length.
     """
-    return Directions(
-        *ops.common_descent(
-            gram,
-            len(cohort),
-            scale,
-            weights,
-            zero_row=ZERO_ROW,
-            zero_direction=ZERO_DIRECTION,
-            rounding=rounding_error(cohort),
-        )
-    )
+    bounds = {"zero_row": ZERO_ROW, "zero_direction": ZERO_DIRECTION, "rounding": rounding_error(cohort)}
+    return Directions(*ops.common_descent(gram, len(cohort), scale, weights, **bounds))

@@ -25,10 +25,7 @@ def nonnegative_losses(cohort: Cohort, method: str) -> Tensor:
 
 
 def reported(cohort: Cohort, name: str, shape: tuple[int | None, ...], method: str) -> Tensor:
-    """What all clients reported under a name, ``[m, ...]`` float64 on the CPU.
-
-    In the shape of one client's, ``None`` stands for any length.
-    """
+    """What all clients reported under a name, ``[m, ...]`` float64 on the CPU; in a shape, ``None`` is any length."""
     found, m = cohort.extras.get(name), len(cohort)
     sizes = ", ".join("m" if place == 0 else str(size or "any") for place, size in enumerate((m, *shape)))
     if found is None:

@@ -223,7 +223,6 @@ class ClientEvaluation:
         self, parts: ClientParts, client: int, purpose: str, mode: AbstractContextManager[None] | None = None,
         before: bool = False,
     ) -> LoggedRow:  # fmt: skip
-        """A client's batches alone."""
         with self._from_start(parts, client, purpose, before):
             return self._alone.steps(own_batches(self._loaders, client), mode)
 

@@ -157,10 +157,7 @@ class ClientParts:
 
     @contextmanager
     def only(self, part: ClientPart, before: bool) -> Iterator[None]:
-        """Metrics and lists hold what one client has added, right after its last batch.
-
-        With ``before``, metrics hold what they held before the evaluation as well.
-        """
+        """Metrics and lists hold what one client has added; metrics, if asked for, also what they held before."""
         state = WholeState(self._module) if self.passed_on else self.start
         with state.apart():
             if before:

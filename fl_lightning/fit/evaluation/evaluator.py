@@ -15,7 +15,7 @@ from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.evaluation.between_evaluations import Notices
 from fl_lightning.fit.evaluation.client_evaluation import ClientEvaluation
 from fl_lightning.fit.evaluation.loader import EvaluationLoader
-from fl_lightning.fit.evaluation.personal import PersonalEvaluation, models_to_evaluate
+from fl_lightning.fit.evaluation.personal import personal_evaluation
 from fl_lightning.fit.evaluation.report import EvaluationReport
 from fl_lightning.lightning.evaluation_batches import untagged_batches, walked_loaders
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer, TrainerFn
@@ -57,10 +57,7 @@ class Evaluator:
     def loader(
         self, module: LightningModule, stage: str, loaders: ClientLoaders, limit: int | float
     ) -> EvaluationLoader:
-        """Walks over the clients' data of a stage.
-
-        Refuses a module that fetches batches itself, so that nobody knows whose they are.
-        """
+        """Walks over the clients' data of a stage; refuses a module that fetches batches itself."""
         step = module.validation_step if stage == "val" else module.test_step
         if "dataloader_iter" in signature(step).parameters:
             raise ValueError(f"{type(module).__name__}.{step.__name__} must take a batch, found dataloader_iter")
@@ -77,13 +74,10 @@ class Evaluator:
         seed = derive_seed(self._seed, stage, rounds)
         self._guard.enter_context(isolated(seed, trainer.strategy.root_device))
         self._model.show()
-        layers = self._algorithm.layers
-        models = models_to_evaluate(trainer, self._client_rule, loaded, layers, self._model.trained)
         loaders = _divided_loaders(trainer)
         if loaders:
-            personal = None
-            if models is not None and not trainer.sanity_checking:
-                personal = PersonalEvaluation(trainer, models, layers)
+            layers, trained = self._algorithm.layers, self._model.trained
+            personal = personal_evaluation(trainer, self._client_rule, loaded, layers, trained)
             ranks = trainer.strategy.ranks  # type: ignore[attr-defined]
             self._running = ClientEvaluation(trainer, loaders, stage, rounds, self._notices, personal, seed, ranks)
             self._guard.enter_context(self._running.listening())
