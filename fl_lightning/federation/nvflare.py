@@ -74,7 +74,13 @@ class FederatedController(ModelController):  # type: ignore[misc, unused-ignore]
         self._refused: dict[int, str] = {}
 
     def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
-        """NVFlare calls this when the controller becomes part of a job."""
+        """NVFlare calls this when the controller becomes part of a job.
+
+        Args:
+            job: the job.
+            ctx: where in the job.
+            kwargs: none.
+        """
         # Without it the job would carry a copy of this file, which hides the installed package.
         job.set_app_packages([*job.job.app_packages, "fl_lightning"])
         super().add_to_fed_job(job, ctx, **kwargs)

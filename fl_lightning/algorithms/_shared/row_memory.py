@@ -66,7 +66,10 @@ class RemembersRows(ServerRule):
     def remember(self, cohort: Cohort, scales: Tensor | float = 1.0, live: Tensor | None = None) -> None:
         """Keeps the round's rows, once its step has been computed, and drops rows that are past the window.
 
-        ``scales`` are factors of the rows from now on; ``live [m]`` says whose rows to keep, by default all.
+        Args:
+            cohort: the round's clients.
+            scales: ``[m]`` or a number: factors of the rows from now on.
+            live: ``[m]`` clients whose rows to keep; ``None``: all.
         """
         if self.window == 0:
             return
