@@ -81,18 +81,11 @@ class AdaFed(ServerRule):
 
 
 def _orthogonal(gram: Tensor, phi: Tensor, order: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Gram-Schmidt on rows that are known by their inner products.
+    """Gram-Schmidt in this order on rows that are known by their inner products ``[m, m]``.
 
     The paper's orthogonal updates are ``v_k / s_k`` of what is returned. Nothing is divided by ``s_k``, which may be 0.
-
-    Args:
-        gram: ``[m, m]``.
-        phi: ``[m]`` powers of the losses.
-        order: of the rows.
-
-    Returns:
-        Of each row that is no combination of those before it: coefficients ``[r, m]`` of ``v``, ``[r]`` squares
-        ``||v||^2`` and ``[r]`` divisors ``s``.
+    Of each row that is no combination of those before it, returns coefficients ``[r, m]`` of ``v``, squares ``||v||^2``
+    ``[r]`` and divisors ``s`` ``[r]``.
     """
     vectors, products = gram.new_zeros(len(gram), len(gram)), torch.zeros_like(gram)
     squares, scales, r = torch.ones_like(phi), torch.zeros_like(phi), 0

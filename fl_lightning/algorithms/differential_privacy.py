@@ -270,11 +270,7 @@ def _secret_noise(n: int) -> Tensor:
 
 
 def accounting() -> tuple[Any, Any]:
-    """The accountant's package, and its module of Renyi differential privacy.
-
-    Raises:
-        ImportError: it is not installed.
-    """
+    """The accountant's package, and its module of Renyi differential privacy; raises ImportError without them."""
     try:
         import dp_accounting
         from dp_accounting import rdp

@@ -97,22 +97,16 @@ class FA(FedAvg):
 
 
 class AgnosticWeights(ClientRule):
-    """Both halves of :class:`FA` besides averaging.
-
-    Attributes:
-        a: ``[J]`` float64 coefficients of the kernels; ``None`` before the first round.
-        relaxed: rounds in which no ``a`` met all constraints.
-        stuck: the last search found no ``a`` at all.
-    """
+    """Both halves of :class:`FA` besides averaging."""
 
     needs = Needs(groups=True)
     reads = "sums"
     columnwise = True
 
-    a = server_state(Tensor, sent="all")
+    a = server_state(Tensor, sent="all")  # [J] float64 coefficients of the kernels
     share = server_state(float, sent="all")  # of group 1 among all samples
-    relaxed = server_state(0)
-    stuck = server_state(False)
+    relaxed = server_state(0)  # rounds in which no a met all constraints
+    stuck = server_state(False)  # the last search found no a at all
 
     def __init__(
         self,

@@ -215,11 +215,8 @@ class FCFL(ServerRule):
     def _advance(self, loss_norm: float, disparity_norm: float, norm: float, a: float) -> None:
         """Sharpens the soft maxima after a round of stage 1 (equation 14), and begins stage 2 when it is time.
 
-        Args:
-            loss_norm: ``||grad SM(l)||``.
-            disparity_norm: ``||grad SM(g')||``, infinite without any.
-            norm: of the direction ``(1 - a) grad SM(l) + a grad SM(g')``.
-            a: share of the disparity.
+        ``norm`` is that of the direction ``(1 - a) grad SM(l) + a grad SM(g')``, the others are those of its parts;
+        ``||grad SM(g')||`` is infinite without any.
         """
         stage, d_loss, d_disparity = self.stage, self.d_loss or self.delta, self.d_disparity or self.delta
         self.rounds += 1
@@ -239,11 +236,9 @@ class FCFL(ServerRule):
 
 
 def budgets_hold(excess: Tensor, smooth: float | None) -> bool:
-    """Whether no disparity exceeds its budget (equation 11b).
+    """Whether no disparity exceeds its budget (equation 11b), from ``[m]`` how far they do.
 
-    Args:
-        excess: ``[m]`` how far the disparities exceed their budgets.
-        smooth: ``d`` of the soft maximum that must not be positive; ``None`` for the maximum itself.
+    ``smooth`` is the ``d`` of the soft maximum that must not be positive; ``None``: the maximum itself.
     """
     if len(excess) > 0 and smooth is not None:
         return float(smooth * torch.logsumexp(excess / smooth, 0)) <= 0
@@ -267,13 +262,8 @@ def pareto(gram: Tensor, losses: Tensor, bounds: Tensor, spanned: Tensor) -> tup
     """Coefficients of stage 2 (equation 15), and whether the shortest vector of the hull had to take over.
 
     The direction lowers the mean loss most, in the hull of the clients' loss gradients and ``spanned``, without a rise
-    of any loss or bound.
-
-    Args:
-        gram: ``K``, ``[k, k]``.
-        losses: ``[m, k]`` coefficients of the clients' loss gradients.
-        bounds: ``[b, k]`` of the gradients of the other functions that must not rise.
-        spanned: ``[d, k]`` of further gradients in the hull.
+    of any loss or bound. From ``K [k, k]`` and coefficients of the gradients: ``losses [m, k]`` of the clients,
+    ``bounds [b, k]`` of other functions that must not rise, and ``spanned [d, k]`` of what else is in the hull.
     """
     constraints, hull = torch.cat([losses, bounds]), torch.cat([losses, spanned])
     slopes = hull @ gram  # row j: products of all rows of S with direction j of the hull

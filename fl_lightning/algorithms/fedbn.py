@@ -32,11 +32,7 @@ class FedBN(FedAvg):
     """
 
     @checked()
-    def __init__(
-        self,
-        weighting: Literal["samples", "uniform"] = "uniform",
-        directory: str | None = None,
-    ) -> None:
+    def __init__(self, weighting: Literal["samples", "uniform"] = "uniform", directory: str | None = None) -> None:
         super().__init__(weighting)
         self.directory = directory
         self._client = LocalNorms(directory)

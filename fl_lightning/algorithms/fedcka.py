@@ -71,12 +71,7 @@ class ActivationSimilarity(PreviousModels):
     """
 
     def __init__(
-        self,
-        mu: float,
-        layers: Sequence[str] | None,
-        num_layers: int,
-        model_device: str | None = None,
-        max_models: int | None = None,
+        self, mu: float, layers: Sequence[str] | None, num_layers: int, model_device: str | None, max_models: int | None
     ) -> None:
         super().__init__(model_device, max_models)
         self.mu, self.layers, self.num_layers = mu, layers, num_layers

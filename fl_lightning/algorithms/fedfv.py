@@ -14,14 +14,7 @@ from torch import Tensor
 
 from fl_lightning import ops
 from fl_lightning.algorithms._shared.row_memory import RemembersRows
-from fl_lightning.algorithms._shared.rows import (
-    ZERO_DIRECTION,
-    ZERO_ROW,
-    length,
-    live_rows,
-    no_step,
-    rounding_error,
-)
+from fl_lightning.algorithms._shared.rows import ZERO_DIRECTION, ZERO_ROW, length, live_rows, no_step, rounding_error
 from fl_lightning.algorithms.records import Needs, Reading, StepReport
 from fl_lightning.arguments import DEVICE, Bounds, checked
 from fl_lightning.core.cohort import Cohort
@@ -127,16 +120,10 @@ class FedFV(RemembersRows):
         return m - math.ceil((m - 1) * (1 - self.alpha)) if self.alpha > 0 else 0
 
     def _external(self, gram: Tensor, c: Tensor, rounds: Tensor, rounding: float) -> int:
-        """Projects ``c`` in place off the rows that it conflicts with, round by round (Algorithm 3).
+        """Projects ``c [k]`` in place off the rows that it conflicts with, round by round (Algorithm 3).
 
-        Args:
-            gram: ``[k, k]``.
-            c: ``[k]``.
-            rounds: ``[k]`` round of each row; -1 leaves it out.
-            rounding: relative error of products; what it can make negative is no conflict.
-
-        Returns:
-            How many rows conflicted.
+        ``rounds [k]`` are those of the rows, of which -1 leaves one out. ``rounding`` is the relative error of
+        products: what it can make negative is no conflict. Returns how many rows conflicted.
         """
         found, norms = 0, row_norms(gram)
         for k in sorted({k for k in rounds.tolist() if k >= 0}):

@@ -146,13 +146,9 @@ class FedLF(RemembersRows):
         return None if tau is None else cohort.round - tau
 
     def _fragments(self, gram: Tensor, cohort: Cohort, q: Tensor | None, history: int) -> Directions:
-        """Equation 8 for a batch of layers or blocks.
+        """Equation 8 for layers or blocks, from ``gram [B, m + h, m + h]`` and weights ``q [m]`` of the fair row.
 
-        Args:
-            gram: ``[B, m + h, m + h]``.
-            cohort: the cohort.
-            q: ``[m]`` weights of the fair-driven row.
-            history: number of remembered rows in use, newest first.
+        ``history`` remembered rows are in use, newest first.
         """
         m, unused = len(cohort), gram.shape[1] - len(cohort) - history
         if unused:
@@ -256,12 +252,8 @@ def joined_blocks(
 ) -> list[Block]:
     """Directions of all layers; zero ones are combined with the next layer, the last one with the previous.
 
-    Args:
-        gram: ``[L, m + h, m + h]`` on the CPU.
-        found: of the ``L`` layers, all rows taken.
-        starts: ``L + 1`` first columns of the layers.
-        solve: for layers and blocks without a direction.
-        merge: whether layers may be combined.
+    From ``gram [L, m + h, m + h]`` on the CPU, directions of the ``L`` layers with all rows taken, and ``L + 1`` first
+    columns of the layers. ``solve`` is for layers and blocks without a direction, ``merge`` allows to combine them.
     """
     blocks = [
         Block((layer,), starts[layer + 1] - starts[layer], gram[layer], coeff, bool(solved), fair=bool(fair))

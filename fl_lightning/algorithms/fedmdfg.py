@@ -184,20 +184,12 @@ _ROUNDING = 1e-6  # relative error of the shortest length to try, which comes fr
 def line_search(
     losses_after: Callable[[float], Tensor], before: Tensor, demand: Tensor, fairer: bool, highest: float, lowest: float
 ) -> tuple[float, int] | None:
-    """The first of ``highest``, ``highest / 2``, ... after which every loss has fallen as demanded.
+    """The first of ``highest``, ``highest / 2``, ... after which every loss has fallen as demanded, and the trials.
 
-    If there is none down to ``lowest``: the longest that lowers the sum of the losses, else the one with the least sum.
-
-    Args:
-        losses_after: losses ``[m]`` after a step of a given length.
-        before: ``[m]`` losses now.
-        demand: ``[m]`` least fall of the losses per unit of length; negative numbers let them rise.
-        fairer: the angle between the losses and ``(1, ..., 1)`` must shrink, too.
-        highest: first length to try.
-        lowest: shortest length to try.
-
-    Returns:
-        The length and the number of trials; ``None`` if no trial had finite losses.
+    If there is none down to ``lowest``: the longest that lowers the sum of the losses, else the one with the least sum;
+    ``None`` if no trial had finite losses. ``losses_after`` gives losses ``[m]`` after a step of a given length, and
+    ``demand [m]`` the least fall of the losses per unit of length; negative numbers let them rise. ``fairer``: the
+    angle between the losses and ``(1, ..., 1)`` must shrink, too.
     """
     length, trials, angle = highest, list[tuple[float, float]](), loss_angle(before)  # H
     while length >= lowest * (1 - _ROUNDING):  # line 4

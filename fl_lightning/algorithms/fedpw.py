@@ -100,15 +100,8 @@ class FedPW(ServerRule):
     ) -> Tensor:
         """Weights ``[m]`` of a round's clients, summing to 1: ``g <- (1 - b) g + b share``, ``w <- (w + g) / sum``.
 
-        They follow shares of a quantity, the more slowly the smaller its mean has become.
-
-        Args:
-            weights: ``w``.
-            gains: ``g``.
-            clients: ``m`` ids.
-            quantity: ``[m]``.
-            mean: of the quantity, or 0 if that is negative.
-            first: the quantity's first mean that was positive.
+        They follow shares of a quantity ``[m]``, the more slowly the smaller its mean (0 if negative) has become beside
+        the first one that was positive.
         """
         rate = min(self.beta * mean / first, 1.0) if first > 0 else 0.0
         started, typical = bool(weights), sum(weights.values()) / len(weights) if weights else 0.0
@@ -187,16 +180,11 @@ def _agreement(rows: Tensor, updates: UpdateMatrix) -> Tensor:
 
 
 def smallest(values: Tensor, counts: Tensor, columns: Columns, starts: tuple[int, ...]) -> Tensor:
-    """Marks the smallest numbers of every row in every segment, and all that equal the largest of these.
+    """Marks ``[k, n]`` the smallest numbers of every row in every segment, and all that equal the largest of these.
 
-    Args:
-        values: ``[k, n]`` not negative and not NaN, float32 or float64, with the columns of this share.
-        counts: ``[k, L]`` int64, beside them: how many numbers to mark, up to all.
-        columns: which columns are here.
-        starts: where the segments begin: ``L + 1`` numbers that rise from 0 to the number of all columns.
-
-    Returns:
-        ``[k, n]`` bool.
+    ``values [k, n]`` are not negative and not NaN, float32 or float64, with the columns of this share. Int64 beside
+    them, ``counts [k, L]`` say how many to mark, up to all. ``starts`` are ``L + 1`` numbers that rise from 0 to the
+    number of all columns.
     """
     segments = list(pairwise(columns.offsets(starts).tolist()))
     parts = [values[:, a:b] for a, b in segments]

@@ -41,12 +41,7 @@ class GroupScores(NamedTuple):
 
 
 def group_scores(module: nn.Module, batch: Any) -> GroupScores:
-    """The scores, labels and groups of a batch, from the module.
-
-    Raises:
-        ModuleError: the method returned something else than described above; the message says what.
-        ValueError: a label or a group is neither 0 nor 1.
-    """
+    """The scores, labels and groups of a batch; raises ModuleError or ValueError if the module returned others."""
     name = f"{type(module).__name__}.{METHOD}"
     output = getattr(module, METHOD)(batch)
     if not isinstance(output, (tuple, list)) or len(output) != 3 or not all(isinstance(t, Tensor) for t in output):

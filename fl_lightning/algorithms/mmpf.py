@@ -103,10 +103,7 @@ class MMPF(ServerRule):
     def _judge(self, cohort: Cohort, losses: Tensor, kept: float) -> bool:
         """Ends an iteration: keeps the model if it is better than the one so far, and moves ``mu``.
 
-        Args:
-            cohort: the clients that judge.
-            losses: ``[m]`` theirs at the present model.
-            kept: the largest of theirs at the kept one.
+        ``losses [m]`` are the judging clients' at the present model, ``kept`` is the largest of theirs at the kept one.
         """
         worst = float(losses.max())
         better = not worst >= kept  # also where the kept model has no finite loss here

@@ -40,13 +40,7 @@ def bound_strategy(strategy: FederatedStrategy, clients: int) -> FederatedStrate
 
 
 class OneLearner(LightningDataModule):
-    """Federated data with the training data of some clients in the hands of one, set up once for several fits.
-
-    Attributes:
-        names: what people call the clients.
-        sizes: their training samples.
-        clients: those that have any.
-    """
+    """Federated data with the training data of some clients in the hands of one, set up once for several fits."""
 
     def __init__(self, data: LightningDataModule) -> None:
         super().__init__()

@@ -20,11 +20,9 @@ from fl_lightning.fit.strategy import FederatedStrategy
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs the command.
+    """Runs the command; returns its exit status.
 
-    Returns:
-        The exit status: 0 if all runs came to their end, 1 if some failed, 2 for options that make no sense, 130 if it
-        was stopped by Ctrl-C.
+    0 if all runs came to their end, 1 if some failed, 2 for options that make no sense, 130 if Ctrl-C stopped it.
     """
     parser = _parser()
     options, project_options = parser.parse_known_args(list(arguments))
@@ -63,7 +61,6 @@ def _rules(texts: Sequence[str]) -> dict[str, ServerRule]:
 
 
 def _strategy(name: str, rule: ServerRule, base: FederatedStrategy) -> FederatedStrategy:
-    """The project's strategy with a method in it."""
     try:
         return base.with_arguments(algorithm=rule)
     except ValueError as error:

@@ -168,5 +168,4 @@ def _csv(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _trained(record: FitRecord) -> dict[str, int]:
-    """The clients that train, and their samples."""
     return {name: size for name, size in zip(record.client_names, record.client_sizes, strict=True) if size}

@@ -28,14 +28,9 @@ def method_names() -> list[str]:
 
 @checked(text=TEXT)
 def rule_from(text: str) -> ServerRule:
-    """Makes the server rule that a text names. Arguments are literals; nothing is evaluated.
+    """Makes the server rule that a text names: a name of :mod:`fl_lightning.algorithms`, or the import path of a class.
 
-    Args:
-        text: a name of :mod:`fl_lightning.algorithms` or the import path of a class, with arguments in brackets if any.
-
-    Raises:
-        ValueError: the text is no such call, the name is unknown, or an argument is out of range.
-        TypeError: an argument is unknown or of the wrong type.
+    Arguments in brackets are literals; nothing is evaluated.
     """
     name, positional, named = _call(text)
     kind = _class(name)
@@ -48,7 +43,6 @@ def rule_from(text: str) -> ServerRule:
 
 
 def _call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """The name and the arguments of a call in literals."""
     try:
         node = ast.parse(text.strip(), mode="eval").body
         call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])

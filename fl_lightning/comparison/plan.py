@@ -21,19 +21,12 @@ _LONGEST = 60
 @checked(learning_rate=Bounds(above=0), seed=Bounds(0), division=Bounds(0))
 @dataclass(frozen=True)
 class Run:
-    """One fit of a comparison.
+    """One fit of a comparison."""
 
-    Attributes:
-        method: what the table calls the method or the bound.
-        learning_rate: of the clients; ``None``: as the project says.
-        seed: of the module's first weights and of everything random in the fit.
-        division: which division of the data among the clients.
-    """
-
-    method: str
-    learning_rate: float | None
-    seed: int
-    division: int = 0
+    method: str  # what the table calls the method or the bound
+    learning_rate: float | None  # of the clients; None: as the project says
+    seed: int  # of the module's first weights and of everything random in the fit
+    division: int = 0  # of the data among the clients
 
     def __str__(self) -> str:
         rate = "" if self.learning_rate is None else f", lr {self.learning_rate:g}"
@@ -58,20 +51,15 @@ def file_name(method: str) -> str:
 class Plan:
     """All runs of a comparison.
 
-    Attributes:
-        methods: the methods, the first of which is the reference, and then the bounds.
-        learning_rates: to choose from; ``(None,)``: as the project says.
-        seeds: of the runs.
-        tuning_seeds: learning rates are picked with the first so many seeds on the project's own division, and the
-            other repetitions run with the picked one alone; ``None``: each runs with every learning rate.
-        divisions: how often the data are divided anew; each division runs with every seed.
+    With ``tuning_seeds``, learning rates are picked with the first so many seeds on the project's own division, and the
+    other repetitions run with the picked one alone; without, each runs with every learning rate.
     """
 
-    methods: tuple[str, ...]
-    learning_rates: tuple[float | None, ...]
+    methods: tuple[str, ...]  # the first is the reference; bounds come last
+    learning_rates: tuple[float | None, ...]  # to choose from; (None,): as the project says
     seeds: tuple[int, ...]
     tuning_seeds: int | None = None
-    divisions: int = 1
+    divisions: int = 1  # each runs with every seed
 
     def __post_init__(self) -> None:
         for name, values in (("learning_rates", self.learning_rates), ("seeds", self.seeds)):

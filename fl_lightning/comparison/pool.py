@@ -25,12 +25,9 @@ class Failure:
 
 
 def work(tasks: Mapping[Key, Task], jobs: int, done: Callable[[Key, Any], None]) -> None:
-    """Carries out all tasks; with one at a time, in this process.
+    """Carries out all tasks in order, so many at a time; with one at a time, in this process.
 
-    Args:
-        tasks: what to do, in this order.
-        jobs: how many at a time.
-        done: called with a task's result, or its :class:`Failure`. Others go on.
+    ``done`` is called with a task's result, or its :class:`Failure`. Others go on.
     """
     if jobs == 1:
         for key, task in tasks.items():

@@ -197,10 +197,7 @@ class _Saves(Callback):
 def fit(parts: Parts, folder: Path | None = None, save_seconds: float = 0.0) -> FitRecord:
     """Trains, from the newest checkpoint if there is one, and evaluates.
 
-    Args:
-        parts: what to train; the trainer gets callbacks.
-        folder: for checkpoints; ``None``: none are written or read.
-        save_seconds: least time between two of them.
+    Checkpoints lie in ``folder``, at least ``save_seconds`` apart; without one, none are written or read.
     """
     recorder, module, data, trainer = FitRecorder(), parts.module, parts.data, parts.trainer
     trainer.callbacks += [recorder]  # type: ignore[attr-defined]

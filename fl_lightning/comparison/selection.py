@@ -22,40 +22,24 @@ _VALIDATION = re.compile(r"^(val|valid|validation)(?=[_/.-])")
 
 @dataclass(frozen=True)
 class Measure:
-    """Which of the clients' values count.
-
-    Attributes:
-        select: what the learning rate is picked by: ``"mean"``, the mean over the clients, or ``"worst_10"``, the mean
-            of their worst tenth.
-        selected_on: stage of the values to pick by; ``None`` where there is nothing to pick.
-        picked_by: name of their metric.
-        reported_on: stage of the values in the table.
-        metric: name of their metric.
-        mode: which of its values are good.
-        picked_mode: which of the values to pick by are good; ``None``: the same.
-    """
+    """Which of the clients' values count."""
 
     select: Rule
-    selected_on: Stage | None
-    picked_by: str
+    selected_on: Stage | None  # None: there is nothing to pick
+    picked_by: str  # name of the metric to pick by
     reported_on: Stage
-    metric: str
+    metric: str  # that the table has
     mode: Mode
-    picked_mode: Mode | None = None
+    picked_mode: Mode | None = None  # None: as mode
 
 
 def measure_of(
     record: FitRecord, several_rates: bool, metric: str | None, test_metric: str | None, select: Rule
 ) -> Measure:
-    """Which metric is compared, and on which data.
+    """Which metric is compared, and on which data; any fit has the metrics.
 
-    Args:
-        record: any fit: it has the metrics.
-        several_rates: whether there are learning rates to pick from.
-        metric: the validation metric; default the first where large values are good, or else the first.
-        test_metric: the test metric that belongs to it; default the one whose name has ``test`` for ``val``, or else
-            the one of the same name.
-        select: what to pick by.
+    The validation metric is by default the first where large values are good, or else the first. The test metric that
+    belongs to it is by default the one whose name has ``test`` for ``val``, or else the one of the same name.
     """
     val, test = (_modes(record, stage) for stage in STAGES)
     if not val and (several_rates or not test):

@@ -34,17 +34,11 @@ _NO_MATTER = ("seed", "partition", "executor", "timeout", "log_client_names")
 
 @dataclass(frozen=True)
 class Session:
-    """A comparison that is to be carried out, or gone on with. Its options are those of :func:`fl_lightning.compare`.
-
-    Attributes:
-        project: makes module, data and trainer.
-        methods: the methods by name.
-        base: says how the clients of the bounds train.
-    """
+    """A comparison to carry out or to go on with; its options are those of :func:`fl_lightning.compare`."""
 
     project: Project
     methods: Mapping[str, FederatedStrategy]
-    base: FederatedStrategy
+    base: FederatedStrategy  # says how the clients of the bounds train
     folder: Path
     learning_rates: Sequence[float | None]
     seeds: int | Sequence[int]
@@ -84,10 +78,8 @@ class Session:
     def carry_out(self, only_cost: bool = False) -> Comparison | None:
         """Says what it will cost, does what is not done yet unless the cost alone is asked for, and writes the tables.
 
-        Raises:
-            ValueError: the folder holds runs of another configuration or of other data, or there is no metric or data
-                to compare on.
-            RuntimeError: another command is at work in the folder, or every run failed.
+        Refuses a folder with runs of another configuration or of other data, or in which another command is at work.
+        Raises RuntimeError if every run failed.
         """
         with owned(self.folder):
             check_configuration(self.folder, self.configuration())
@@ -149,7 +141,6 @@ class Session:
         return timed
 
     def _cost(self, counts: Mapping[str, int], timed: Mapping[str, FitRecord], seconds: Mapping[str, float]) -> str:
-        """What is to be done and how long it will take."""
         plan, width = self.plan, max(map(len, self.plan.methods))
         word = "seed" if plan.divisions == 1 else "repetition"
         each = f"{plural(len(plan.learning_rates), 'learning rate')} x {plural(len(plan.picking), word)}"

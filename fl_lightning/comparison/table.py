@@ -146,7 +146,6 @@ def _edges(plan: Plan, rows: Sequence[MethodSummary]) -> list[str]:
 
 
 def _picking(plan: Plan, repeated: str) -> str:
-    """What learning rates are picked with."""
     if not plan.others:
         return f"on average over {repeated}"
     seeds, base = ", ".join(str(one.seed) for one in plan.picking), " on the first division" * (plan.divisions > 1)

@@ -19,15 +19,7 @@ _REPLACED = ("seed_everything", "ckpt_path", "weights_only", "trainer.default_ro
 
 
 class YamlProject:
-    """A project in YAML, as ``python -m fl_lightning fit`` takes it.
-
-    Attributes:
-        strategy: as the file says; methods take the place of its ``algorithm``.
-
-    Raises:
-        ValueError: the strategy is not a federated one, or the file continues from a checkpoint.
-        SystemExit: LightningCLI refuses the options; it has said why.
-    """
+    """A project in YAML, as ``python -m fl_lightning fit`` takes it; methods replace its strategy's ``algorithm``."""
 
     def __init__(self, options: Sequence[str]) -> None:
         logging.disable(logging.INFO)  # what Lightning has to remark belongs to the runs

@@ -35,21 +35,13 @@ class LostClientsError(Exception):
 
 @dataclass(frozen=True)
 class Fitting:
-    """What answers of a round must fit.
-
-    Attributes:
-        round: its index.
-        theta: ``[n]`` the global parameters.
-        bank: the server's buffers.
-        needs: what the method asks of clients.
-        module: the server's, which reads what visits have left.
-    """
+    """What answers of a round must fit."""
 
     round: int
-    theta: Tensor
-    bank: BufferBank
+    theta: Tensor  # [n] the global parameters
+    bank: BufferBank  # the server's
     needs: Needs
-    module: HomeModule
+    module: HomeModule  # the server's, which reads what visits have left
     _left: dict[int, Left] = field(default_factory=dict)
 
     def sorted_out(self, answers: Mapping[int, object]) -> tuple[dict[int, ClientMessage], dict[int, str]]:
@@ -117,13 +109,7 @@ def losses_of(
 ) -> Tensor:
     """``[m]`` losses of clients at parameters ``[n]``.
 
-    Args:
-        ask: losses by client; a sentence, or nothing, where there is none.
-        params: the parameters.
-        clients: ``m`` ids.
-
-    Raises:
-        LostClientsError: some have not said theirs.
+    ``ask`` gives them by client; a sentence, or nothing, where there is none: then this raises LostClientsError.
     """
     said_so, found, lost = ask(params, clients), list[float](), dict[int, str]()
     for client in clients:

@@ -21,9 +21,9 @@ from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.federation.messages import ClientMessage, ServerMessage, answer_of, federation_plan, give
 from fl_lightning.federation.module_state import AwayModule
 from fl_lightning.fit.checks import check_trainer
-from fl_lightning.fit.client_options import ClientOptions
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.evaluation.evaluator import Evaluator
+from fl_lightning.fit.options import ClientOptions
 from fl_lightning.fit.round_loader import RoundLoader, check_visit_schedulers, local_batches, refuse_steps_by_hand
 from fl_lightning.fit.state_callback import FederatedState
 from fl_lightning.lightning.client_task import ClientTask
@@ -37,22 +37,11 @@ Work = Literal["train", "loss", "val", "test"]
 
 
 class Visit(OneDevice):
-    """Turns a trainer function into what one client does for one message.
+    """Turns a trainer function into what one client does for one message: it trains, measures its loss, or evaluates.
 
-    Args:
-        options: how clients train.
-        client_id: the client.
-        num_clients: registered clients; ``None``: those that the data have.
-        message: what the server sent.
-        before: what :attr:`kept` was after the client's last visit that counted; ``None`` without one.
-        module: the client's module.
-        work: what it does: trains, measures its loss, or evaluates.
-
-    Attributes:
-        sent: what the client sends.
-        kept: what it keeps if the round counts.
-        loss: what was measured.
-        side: the clients' side of the fit.
+    ``num_clients`` is ``None`` where the data have all registered clients. ``before`` is what :attr:`kept` was after
+    the client's last visit that counted. Afterwards ``sent`` is what the client sends, ``kept`` what it keeps if the
+    round counts, and ``loss`` what was measured.
     """
 
     def __init__(

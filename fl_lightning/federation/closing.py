@@ -18,35 +18,22 @@ from fl_lightning.fit.uploads import Round
 
 @dataclass(frozen=True)
 class Closing:
-    """Tries the method on all answers that fit, and leaves out whoever it fails for.
-
-    Attributes:
-        server: closes the round.
-        form: takes answers into rows.
-        rows: the round's rows.
-        cohort: its clients, by row.
-        num_samples: of all clients, by what those of the round say now.
-    """
+    """Tries the method on all answers that fit, and leaves out whoever it fails for."""
 
     server: Server
-    form: Fitting
+    form: Fitting  # takes answers into rows
     rows: UpdateRows
-    cohort: Sequence[int]
-    num_samples: Callable[[Mapping[int, int]], int | None]
+    cohort: Sequence[int]  # clients of the round, by row
+    num_samples: Callable[[Mapping[int, int]], int | None]  # of all clients, by what those of the round say now
 
     def closed(
         self, current: Round, answers: Mapping[int, object], why: Mapping[int, str], silent: Iterable[int]
     ) -> tuple[RoundRecord, dict[int, ClientMessage]]:
         """The record of the round, computed as if those who are left out had not been there, and the answers that fit.
 
-        Args:
-            current: the round, with whom it has left out so far.
-            answers: what came, by client.
-            why: why nothing usable came of others.
-            silent: those from which nothing came at all.
-
-        Raises:
-            ClientError: too many rounds in a row have failed.
+        ``current`` says whom the round has left out so far, ``answers`` what came by client, ``why`` why nothing usable
+        came of others, and ``silent`` from whom nothing came at all. Raises ClientError if too many rounds in a row
+        have failed.
         """
         given, misfits = self.form.sorted_out({k: answers[k] for k in self.cohort if k in answers})
         why = {**why, **misfits}

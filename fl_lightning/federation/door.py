@@ -61,15 +61,7 @@ class MisfitError(ValueError):
 
 
 def read(kind: type[M], found: object) -> M:
-    """A message, from its fields as they arrived or as an object that was made of them.
-
-    Args:
-        kind: what it must be, a dataclass whose constructor checks its fields.
-        found: the fields, or the object.
-
-    Raises:
-        MisfitError: it is none.
-    """
+    """A message, from its fields as they arrived or as an object made of them; raises MisfitError if it is none."""
     if isinstance(found, Mapping):
         _check_values(found)
         try:
@@ -85,11 +77,7 @@ def read(kind: type[M], found: object) -> M:
 
 
 def loss(found: object) -> float:
-    """A client's loss at parameters that the server asked for.
-
-    Raises:
-        MisfitError: it is no finite number.
-    """
+    """A client's loss at parameters that the server asked for; raises MisfitError unless it is a finite number."""
     try:
         return float(check("its loss", found, float, Bounds(LOSS.least, LOSS.most)))
     except (TypeError, ValueError) as error:
@@ -103,17 +91,7 @@ def outliers(numbers: Mapping[int, float]) -> tuple[dict[int, float], float]:
 
 
 def evaluation(found: object, client_id: int, index: int, stage: str) -> EvaluationRecord:
-    """What one client has found on its own data.
-
-    Args:
-        found: the fields of an :class:`EvaluationRecord`, or the record.
-        client_id: the client that was asked.
-        index: rounds that are over.
-        stage: the data that it was asked about.
-
-    Raises:
-        MisfitError: it is no answer of this client to this question.
-    """
+    """What one client has found on its own data of a stage after so many rounds; else raises MisfitError."""
     record = read(EvaluationRecord, found)
     if (record.client_ids, record.round, record.stage) != ((client_id,), index, stage):
         raise MisfitError(f"it has evaluated clients {said(record.client_ids)} after round {record.round}")
@@ -145,11 +123,7 @@ def said(words: object) -> str:
 
 
 def _check_values(message: Mapping[Any, object]) -> None:
-    """Checks all that a message holds.
-
-    Raises:
-        MisfitError: it holds something else than tensors, numbers, strings, lists and mappings, or too much.
-    """
+    """Raises MisfitError if a message has other values than tensors, numbers, strings, lists and mappings."""
     waiting: list[tuple[object, int]] = [(message, 0)]
     seen = 0
     while waiting:

@@ -31,7 +31,7 @@ from fl_lightning.federation.door import read
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage, ServerMessage
 from fl_lightning.federation.module_state import AwayModule
 from fl_lightning.fit.checks import paired_client_rule
-from fl_lightning.fit.client_options import CLIENT_CHECKS, ClientOptions
+from fl_lightning.fit.options import CLIENT_CHECKS, ClientOptions
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.inspection import accumulation, is_overridden
 from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer

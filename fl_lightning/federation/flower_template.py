@@ -21,18 +21,7 @@ alike), simulate.py, server_app.py, client_app.py, pyproject.toml and a README w
 
 
 def write_app(folder: Path) -> list[Path]:
-    """Writes the app.
-
-    Args:
-        folder: new or empty; its name becomes the app's, for which Flower has rules.
-
-    Returns:
-        The files.
-
-    Raises:
-        FileExistsError: there is something in the folder.
-        ValueError: Flower would not take the folder's name.
-    """
+    """Writes the app into a new or empty folder, whose name becomes the app's and must be one for Flower."""
     name = folder.resolve().name
     if not _NAME.fullmatch(name):
         raise ValueError(
@@ -51,11 +40,7 @@ def write_app(folder: Path) -> list[Path]:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs the command; returns its exit status.
-
-    Args:
-        arguments: what stands behind the command's name.
-    """
+    """Runs the command with what stands behind its name; returns its exit status."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         asked = list(arguments) in (["-h"], ["--help"])
         (sys.stdout if asked else sys.stderr).write(f"{USAGE}\n")

@@ -106,11 +106,7 @@ class ServerMessage:
 
 
 def give(message: ServerMessage, rule: ClientRule, client_id: int) -> None:
-    """Gives a client's object of the client rule what the server keeps for it, in place of what it has.
-
-    Raises:
-        ValueError: it is not what the method's server sends.
-    """
+    """Gives a client's object of the client rule what the server keeps for it, in place of what it has."""
     try:
         kept.take(rule, message.broadcast)
         kept.take_own(rule, client_id, message.client_state)
@@ -193,17 +189,9 @@ class ClientIntroduction:
 def federation_plan(
     message: ServerMessage, own: VisitPlan, has_all: bool, local_epochs: int, full_gradients: bool
 ) -> VisitPlan | None:
-    """The same as far as a client of a real federation can know it; ``None`` if it does not.
+    """The plan of visits as far as a client of a real federation can know it; ``None`` if it does not.
 
-    Args:
-        message: from the server.
-        own: the plan by the data that the client has.
-        has_all: these are the data of all clients.
-        local_epochs: passes over the data per round.
-        full_gradients: clients take one step per round.
-
-    Raises:
-        ValueError: the message and the data say different things.
+    ``own`` is the plan by the data that the client has; with ``has_all`` these are the data of all clients.
     """
     given = message.steps_per_round
     if has_all and given not in (None, own.steps):

@@ -25,19 +25,12 @@ _UPDATES = 10**9
 
 
 class Places:
-    """The objects of a module by names that copies of it share.
-
-    Attributes:
-        state: as given.
-        kept: what may change, by name.
-        known: all that a value may be, by name.
-        classes: of the objects, by name.
-    """
+    """The objects of a module by names that copies of it share."""
 
     def __init__(self, module: nn.Module, state: ObjectState) -> None:
         self.state = state
-        self.kept: dict[str, Kept] = {}
-        self.known: dict[str, Any] = {}
+        self.kept: dict[str, Kept] = {}  # what may change
+        self.known: dict[str, Any] = {}  # all that a value may be
         for name, part in submodules(module):
             self.known[f"module {name}"] = part
             for kind, values in (("parameter", part._parameters), ("buffer", part._buffers)):
@@ -71,11 +64,8 @@ def written(
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, int]]:  # fmt: skip
     """What was changed, as plain values; why what stays cannot travel, and how many values others hold, by attribute.
 
-    Args:
-        left: what was changed.
-        places: the module's objects.
-        classes: of the objects that the reader can make.
-        attributes: those that the reader has objects of, too; ``None``: all. Others travel as a whole.
+    ``classes`` are of the objects that the reader can make, ``attributes`` those that it has objects of, too; ``None``:
+    all. Others travel as a whole.
     """
     names, stays = {id(kept): name for name, kept in places.kept.items()}, dict[str, str]()
     tasks: list[tuple[str, list[Any], Callable[[list[Any]], object], int | None]] = []
@@ -137,11 +127,7 @@ def _weight(value: Any) -> int:
 
 
 def read_left(plain: Mapping[str, Any], places: Places, device: torch.device) -> tuple[Left, set[str]]:
-    """What :func:`written` gave, for this module, which is as it was looked at; and attributes that it lacks.
-
-    Raises:
-        MisfitError: it is none, or does not fit the module.
-    """
+    """What :func:`written` gave, for this module, which is as it was looked at; and attributes that it lacks."""
     if not plain:
         return Left(), set()
     lacking: set[str] = set()

@@ -26,10 +26,7 @@ _SAID = 32
 class AwayModule:
     """A client's module, while the client does what a message asks for.
 
-    Args:
-        module: the module.
-        plain: what the server has sent of its own.
-        said: what was said of earlier visits, and is not said again.
+    ``plain`` is what the server has sent of its own, ``said`` what was said of earlier visits and is not said again.
     """
 
     def __init__(self, module: LightningModule, plain: Mapping[str, Any], said: set[str]) -> None:
@@ -61,11 +58,7 @@ class AwayModule:
             rank_zero_warn(f"{words}: {'; '.join(f'{name} ({why})' for name, why in new.items())}")
 
     def take(self) -> None:
-        """The hooks before the first round have run: the module becomes what the server's is.
-
-        Raises:
-            MisfitError: the message does not fit the module.
-        """
+        """The hooks before the first round have run: the module becomes what the server's is."""
         if self._plain:
             module = self._module
             left, _ = read_left(self._plain, Places(module, self._visit.look()), module.device)
@@ -106,8 +99,7 @@ class HomeModule:
     def plain(self, metrics: bool = False) -> dict[str, Any]:
         """What rounds have changed since the module was made.
 
-        Args:
-            metrics: with what metrics have gathered, which no client needs: its visits begin with empty ones.
+        ``metrics`` adds what metrics have gathered, which no client needs: its visits begin with empty ones.
         """
         state = self._first.state
         left = Left([(kept, kept.change()) for kept in state.changed()])
@@ -132,11 +124,7 @@ class HomeModule:
             rank_zero_warn(f"of what clients leave in {type(self._module).__name__}, {words}")
 
     def read(self, plain: Mapping[str, Any]) -> Left:
-        """What a client has left.
-
-        Raises:
-            MisfitError: it is none, or does not fit the module.
-        """
+        """What a client has left; raises MisfitError if it is none, or does not fit the module."""
         state = self._visits.look()
         if self._now is None or self._now.state is not state:
             self._now = Places(self._module, state)

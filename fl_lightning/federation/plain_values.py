@@ -51,17 +51,10 @@ def is_own_name(owner: object, name: object) -> bool:
 
 
 class Writer:
-    """Writes values.
+    """Writes values into ``nodes``.
 
-    Args:
-        known: names of objects that the reader has, too, by their ids.
-        classes: of the objects that it can make, by name.
-
-    Attributes:
-        nodes: what has been written.
-        entries: values in it.
-        nbytes: of tensors in it.
-        gathered: values in tensors, arrays and containers, single numbers apart.
+    ``known`` are names of objects that the reader has, too, by their ids, and ``classes`` those of objects that it can
+    make. ``gathered`` counts values in tensors, arrays and containers, single numbers apart.
     """
 
     def __init__(self, known: Mapping[int, str], classes: Mapping[str, type]) -> None:
@@ -73,11 +66,7 @@ class Writer:
         self.entries = self.nbytes = self.gathered = 0
 
     def tried(self, values: Iterable[Any]) -> list[Any]:
-        """Writes values, all or none of them.
-
-        Raises:
-            StaysError: one of them cannot be written.
-        """
+        """Writes values, all or none of them; raises StaysError if one of them cannot be written."""
         before, done = (len(self.nodes), self.entries, self.nbytes), len(self._written)
         try:
             return [self.of(value) for value in values]
@@ -91,11 +80,7 @@ class Writer:
             raise StaysError(str(error) or type(error).__name__) from None
 
     def of(self, value: Any) -> Any:
-        """A value.
-
-        Raises:
-            StaysError: it cannot be written.
-        """
+        """A value; raises StaysError if it cannot be written."""
         self._count(1, 0)
         if type(value) is str and len(value) > CHARACTERS:
             raise StaysError(f"a string of {len(value)} characters")
@@ -181,11 +166,7 @@ class Writer:
 class Reader:
     """Makes values of what a :class:`Writer` has written; anything may be raised where it was somebody else.
 
-    Args:
-        nodes: the writer's.
-        known: objects that both sides have, by name.
-        classes: of objects that may be made, by name.
-        device: for tensors that were not in the writer's own memory.
+    ``device`` is for tensors that were not in the writer's own memory.
     """
 
     def __init__(

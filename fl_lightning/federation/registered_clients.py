@@ -22,14 +22,7 @@ _WARNINGS = 32
 
 
 class RegisteredClients:
-    """The clients of a federation as they have introduced themselves to a server of this kind.
-
-    Attributes:
-        num_clients: registered clients.
-        fit_description: the federation in plain values, to be compared with clients and checkpoints.
-        counted: by client, the last round in which its answer entered the step.
-        learning_rate: mean learning rate of the clients in the last round; ``None`` without one.
-    """
+    """The clients of a federation as they have introduced themselves to a server of this kind."""
 
     num_clients: int
     fit_description: FitDescription
@@ -39,8 +32,8 @@ class RegisteredClients:
     def __init__(self) -> None:
         self._known: dict[int, ClientIntroduction] = {}
         self._warned: set[str] = set()
-        self.counted: dict[int, int] = {}
-        self.learning_rate: float | None = None
+        self.counted: dict[int, int] = {}  # by client, the last round in which its answer entered the step
+        self.learning_rate: float | None = None  # mean of the clients in the last round
         self._local_steps = 0
 
     @property

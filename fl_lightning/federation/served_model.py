@@ -22,18 +22,10 @@ _DTYPES = {"32-true": None, "64-true": torch.float64, "bf16-true": torch.bfloat1
 
 
 class ServedModel:
-    """A module whose parameters belong to a server.
+    """A module whose parameters belong to a server; its ``configure_optimizers`` must need no data.
 
-    Attributes:
-        module: the module.
-        binding: its parameters, bound to the global ones.
-        buffers: its buffers.
-        home: its attributes and metrics.
-        plain: what rounds have changed in attributes, as messages hold it.
-        frozen: digest of its parameters without gradients.
-
-    Raises:
-        ValueError: ``configure_optimizers`` needs data, or the module lacks what the method needs.
+    ``binding`` has its parameters, bound to the global ones, and ``home`` its attributes and metrics. ``plain`` is what
+    rounds have changed in attributes, as messages hold it, and ``frozen`` a digest of its parameters without gradients.
     """
 
     def __init__(self, module: LightningModule, options: FitOptions, precision: str, device: str) -> None:

@@ -28,20 +28,9 @@ class ServerRun:
     """Writes down what a :class:`FederatedServer` does, whatever carries its messages.
 
     Logged names are those of docs/logged.md. Values of an evaluation may arrive with the answers of the next round;
-    they are logged under the round after which they were taken.
-
-    Args:
-        server: the server.
-        rounds: of the whole federation.
-        folder: where ``last.ckpt`` lies, the checkpoint of the last round.
-        loggers: Lightning's loggers.
-        callbacks: of this package, those that read records.
-        fairness_metric: as in the strategy; the line of each round shows it.
-        fairness_mode: as in the strategy.
-        log_client_names: as in the strategy.
-
-    Raises:
-        TypeError: a callback needs a Trainer.
+    they are logged under the round after which they were taken. ``rounds`` are those of the whole federation,
+    ``callbacks`` of this package, those that read records; ``last.ckpt`` lies in ``folder``, the rest is as in the
+    strategy.
     """
 
     def __init__(
@@ -59,22 +48,13 @@ class ServerRun:
         self._report = EvaluationReport(fairness_metric, fairness_mode, log_client_names)
         self._metric = fairness_metric
         self.trainer = ServerTrainer(server, rounds, loggers, callbacks, folder)
-        self._path = folder / "last.ckpt"
-
-    @property
-    def path(self) -> Path:
-        """The checkpoint."""
-        return self._path
+        self.path = folder / "last.ckpt"
 
     # ---- checkpoint
 
     def resume(self) -> dict[str, Any] | None:
-        """Goes on from the checkpoint, if there is one; returns what :meth:`save` was given besides.
-
-        Raises:
-            ValueError: it is damaged, or of another federation; names what differs.
-        """
-        path = self._path
+        """Goes on from the checkpoint, if there is one; returns what :meth:`save` was given besides."""
+        path = self.path
         if not path.exists():
             return None
         load = partial(torch.load, path, map_location="cpu", weights_only=True)
@@ -93,7 +73,7 @@ class ServerRun:
         server = self._server.state_dict()
         # Lightning's names, too: Module.load_from_checkpoint(path) reads the file.
         content = {"state_dict": server["state_dict"], "pytorch-lightning_version": package_versions()["lightning"]}
-        write_whole(self._path, {**content, "server": server, "callbacks": callbacks, "extra": dict(extra)})
+        write_whole(self.path, {**content, "server": server, "callbacks": callbacks, "extra": dict(extra)})
 
     # ---- a run
 

@@ -18,16 +18,7 @@ KNOWN = (ClientTable, FitRecorder)
 
 
 class ServerTrainer:
-    """Stands in for the Trainer of a simulation before callbacks that read records of rounds and evaluations.
-
-    Attributes:
-        ckpt_path: the checkpoint that the run goes on from; ``None`` if it begins anew.
-        last_round: what the last round did.
-        last_evaluation: the last evaluation.
-
-    Raises:
-        TypeError: a callback needs a Trainer.
-    """
+    """Stands in for the Trainer of a simulation before callbacks that read records; refuses others with a TypeError."""
 
     sanity_checking, fast_dev_run, is_global_zero, datamodule = False, False, True, None
     max_steps, check_val_every_n_epoch, precision, gradient_clip_val, num_nodes = -1, 1, None, None, 1
@@ -46,7 +37,7 @@ class ServerTrainer:
                 )
         self._server, self.loggers, self.callbacks = server, list(loggers), list(callbacks)
         self.max_epochs, self.default_root_dir = rounds, str(folder)
-        self.ckpt_path: str | None = None
+        self.ckpt_path: str | None = None  # that the run goes on from
         self.last_round: RoundRecord | None = None
         self.last_evaluation: EvaluationRecord | None = None
         self.state = SimpleNamespace(fn=TrainerFn.FITTING)

@@ -33,11 +33,7 @@ _AROUND_GRADIENTS = (
 def paired_client_rule(
     algorithm: ServerRule, client: ClientRule | ServerRule | None, full_gradients: bool = False
 ) -> ClientRule:
-    """The client rule to use with a server rule: the one that was given, or the server rule's own half.
-
-    Raises:
-        ValueError: the server rule and the client rule do not fit together.
-    """
+    """The client rule to use with a server rule: the one that was given, or the server rule's own half."""
     own = algorithm.client_rule()
     full_gradients = full_gradients and not algorithm.needs.full_gradients  # those send full gradients anyway
     if full_gradients and overrides(own):
@@ -135,20 +131,12 @@ def _check_averaging(callback: Any) -> None:
 
 @dataclass(frozen=True)
 class Method:
-    """A method as checks see it, with both halves under the names that the user gave.
+    """A method as checks see it, with both halves under the names that the user gave."""
 
-    Attributes:
-        server: name of the algorithm.
-        client: name of what the client half comes from: ``client``, or the algorithm.
-        own: what the algorithm needs by itself.
-        needs: what both halves need together.
-        rule: the client half.
-    """
-
-    server: str
-    client: str
-    own: Needs
-    needs: Needs
+    server: str  # name of the algorithm
+    client: str  # name of what the client half comes from: client, or the algorithm
+    own: Needs  # of the algorithm by itself
+    needs: Needs  # of both halves together
     rule: ClientRule
 
     def asking(self, *needs: str) -> str:

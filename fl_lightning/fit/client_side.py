@@ -20,7 +20,7 @@ from fl_lightning.clients.sequential import SequentialRunner
 from fl_lightning.clients.upload import Upload
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.checks import check_accumulation, check_module, check_schedulers, warn_of_unused_settings
-from fl_lightning.fit.client_options import ClientOptions
+from fl_lightning.fit.options import ClientOptions
 from fl_lightning.fit.uploads import merge_left
 from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
@@ -32,25 +32,9 @@ _LOSSES = Needs(losses=True)
 class ClientSide:
     """Trains the clients of rounds and hands over their uploads; knows no server.
 
-    Args:
-        trainer: the trainer; its optimizers exist and the module is on its device.
-        loop: the federated epoch loop.
-        options: how clients train.
-        limit: the trainer's ``limit_train_batches``.
-        binding: the bound module.
-        batches: the clients' batches.
-        capacity: the largest number of clients in a round.
-        executor: runs the clients of a round.
-        rule: the client rule, if not the options' own object.
-
-    Attributes:
-        needs: what both halves of the method ask for.
-        buffers: the module's buffers.
-        runner: trains single clients.
-        schedules: the learning-rate schedulers on the clock of the fit.
-
-    Raises:
-        ValueError: the module, the optimizers or the data lack what the method needs.
+    It is made once the optimizers exist and the module is on its device. ``limit`` is the trainer's
+    ``limit_train_batches``, ``capacity`` the largest number of clients in a round, ``rule`` the client rule, if not the
+    options' own object. Raises ValueError where the module, the optimizers or the data lack what the method needs.
     """
 
     def __init__(
@@ -114,11 +98,7 @@ class ClientSide:
         self._crew.begin_round(tasks)
 
     def train(self, task: ClientTask) -> Upload:
-        """Trains the next client of the round; the module holds the global model before and after.
-
-        Raises:
-            Exception: what its training raised; the round may go on with the next client.
-        """
+        """Trains the next client of the round; the module holds the global model before it, and afterwards."""
         failed = True
         try:
             upload = self._crew.train(task)
@@ -140,11 +120,7 @@ class ClientSide:
         )
 
     def follow_optimizers(self) -> None:
-        """Uses the trainer's present optimizers from now on, if they were replaced since the last client.
-
-        Raises:
-            ValueError: the method needs something that they lack.
-        """
+        """Uses the trainer's present optimizers from now on, if they were replaced since the last client."""
         if self.runner.follow_optimizers():
             self._check_module()
 
@@ -158,11 +134,7 @@ class ClientSide:
             self._binding.bind_global()
 
     def end_round(self) -> None:
-        """All clients of the round were trained.
-
-        Raises:
-            ValueError: see :meth:`ClientRunner.check_round`.
-        """
+        """All clients of the round were trained; raises what :meth:`ClientRunner.check_round` raises."""
         self._crew.end_round()
         self.runner.optimizers.restore()
         self.runner.check_round()

@@ -24,16 +24,8 @@ PartitionLike = Partition | Sequence[Tensor] | Sequence[Sequence[int]] | Callabl
 class AttachedData:
     """Puts a :class:`FederatedDataModule` in the place of what ``trainer.fit``, ``validate`` or ``test`` was given.
 
-    Args:
-        partition: how to divide; ``None`` leaves all data as they are.
-        seed: decides the division, unless ``partition`` makes the federated data itself.
-
-    Attributes:
-        data: what was divided last.
-
-    Raises:
-        TypeError: ``partition`` is of another kind.
-        ValueError: it has no client.
+    ``seed`` decides the division, unless ``partition`` makes the federated data itself. Without ``partition`` all data
+    stay as they are.
     """
 
     def __init__(self, partition: PartitionLike | None, seed: int) -> None:
@@ -51,18 +43,13 @@ class AttachedData:
             self._make = partial(FederatedDataModule, partition=partition, seed=seed)
         elif partition is not None:
             self._make = partition
-        self.data: FederatedDataModule | None = None
+        self.data: FederatedDataModule | None = None  # divided last
         self._owners: dict[str, Any] = {}
         self._training: Any = None
         self._sources: DataSources | None = None
 
     def divide(self, trainer: Trainer) -> None:
-        """Lets the trainer function that has begun run on clients; predictions are made on undivided data.
-
-        Raises:
-            ValueError: the data are divided among clients already, or cannot be divided.
-            TypeError: they cannot be divided.
-        """
+        """Lets the trainer function that has begun run on clients; predictions are made on undivided data."""
         if self._make is None:
             return
         sources = DataSources(trainer)
@@ -75,7 +62,9 @@ class AttachedData:
         if trainer.state.fn == TrainerFn.FITTING:
             self._training = owners.get("train")
         elif owners:
-            owners = {"train": self._training_owner(next(iter(owners.values()))), **owners}
+            evaluated = next(iter(owners.values()))
+            trains = is_module(evaluated) and defines(evaluated, "train_dataloader")
+            owners = {"train": evaluated if trains else self._training, **owners}
         if not owners:
             return
         if owners.get("train") is None:
@@ -88,9 +77,6 @@ class AttachedData:
             return  # a fit without training data is Lightning's to refuse
         sources.replace(self._federated(owners))
         self._sources = sources
-
-    def _training_owner(self, evaluated: Any) -> Any:
-        return evaluated if is_module(evaluated) and defines(evaluated, "train_dataloader") else self._training
 
     def _federated(self, owners: dict[str, Any]) -> FederatedDataModule:
         assert self._make is not None

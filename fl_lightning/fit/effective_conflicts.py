@@ -31,17 +31,11 @@ _FACTOR = re.compile(r"(?:(.*?)\.)?(lora_(?:embedding_)?)A(?:\.(.*))?")
 
 @dataclass(frozen=True)
 class _Pair:
-    """The factors of a layer.
+    """The factors of a layer."""
 
-    Attributes:
-        names: of ``A [r, ...]`` and ``B [..., r]``.
-        rank: ``r``.
-        scaling: multiplies the product.
-    """
-
-    names: tuple[str, str]
+    names: tuple[str, str]  # of A [r, ...] and B [..., r]
     rank: int
-    scaling: float
+    scaling: float  # multiplies the product
 
 
 class EffectiveConflicts:
@@ -57,12 +51,7 @@ class EffectiveConflicts:
         self._pairs = _pairs(module, layout)
 
     def count(self, cohort: Cohort, step: Tensor) -> dict[str, float]:
-        """The count by the name that it is logged under; nothing for modules without pairs.
-
-        Args:
-            cohort: with the columns that are here.
-            step: the same columns of the step.
-        """
+        """The count by the name that it is logged under, from the columns that are here; nothing without pairs."""
         if not self._pairs:
             return {}
         updates, layout = cohort.updates, self._layout
@@ -119,10 +108,7 @@ def _columns(columns: Columns, parts: Sequence[Tensor], first: int, end: int) ->
 def _inner_products(first: Tensor, second: Tensor, rank: int) -> Tensor:
     """What updates do to a product, times what the step does to it: ``[m]`` float64 on the CPU.
 
-    Args:
-        first: ``[m + 2, r * in]``: the factor ``A``, its updates, its step.
-        second: ``[m + 2, out * r]``: the same of ``B``.
-        rank: ``r``.
+    ``first [m + 2, r * in]`` is the factor ``A``, its updates, its step; ``second [m + 2, out * r]`` the same of ``B``.
     """
     device = accumulation_device(first)
     a = first.to(device, torch.float64).reshape(len(first), rank, -1)  # [m + 2, r, in]

@@ -23,11 +23,8 @@ _NAMED = 3  # clients in a message about a round
 class Failures:
     """Follows ``on_client_error`` and ``max_failed_rounds``.
 
-    Attributes:
-        skipped_rounds: rounds that changed nothing.
-        failed_rounds: rounds in a row, up to the last one, in which clients trained and nothing came of it: no upload
-            was usable, or the step was refused.
-        names: what people call the clients.
+    ``skipped_rounds`` changed nothing. ``failed_rounds`` are those in a row, up to the last one, in which clients
+    trained and nothing came of it: no upload was usable, or the step was refused.
     """
 
     def __init__(self, options: FitOptions, num_clients: int) -> None:
@@ -38,11 +35,7 @@ class Failures:
     def drop(
         self, current: Round, client_id: int, reason: str, cause: Exception | None = None, others: bool = True
     ) -> None:
-        """Leaves a client out of the round with a warning, or raises, by policy.
-
-        Raises:
-            ClientError: the policy is ``"raise"``, or the module would fail for every client.
-        """
+        """Leaves a client out of the round with a warning, or raises, by policy; a fault of the module raises."""
         label = client_label(client_id, self.names)
         at_fault = isinstance(cause, ModuleError)
         if at_fault or self._options.on_client_error == "raise":
@@ -68,11 +61,7 @@ class Failures:
         return self.skipped(current, reports.uploads, f"was left out: {words}", flaw, failed=True)
 
     def skipped(self, current: Round, uploads: Sequence[Upload], event: str, reason: str, failed: bool) -> RoundRecord:
-        """The record of a round that does not count; what did arrive is left out like everybody else.
-
-        Raises:
-            ClientError: too many rounds in a row have failed.
-        """
+        """The record of a round that does not count, or an error after too many; what did arrive is left out."""
         self.skipped_rounds += 1
         self.failed_rounds = self.failed_rounds + 1 if failed else 0 if uploads else self.failed_rounds
         others = {u.client_id: f"the round had {reason}" for u in uploads if u.client_id not in current.dropped}

@@ -30,26 +30,9 @@ from fl_lightning.lightning.names import Trainer, rank_zero_info
 
 
 class FederatedFit:
-    """Everything that lives as long as one call of ``trainer.fit``: the clients' side and the server.
+    """Everything that lives as long as one ``trainer.fit``, once optimizers exist and the module is on its device."""
 
-    It is made once the optimizers exist and the module is on its device.
-
-    Attributes:
-        clients: the clients' side.
-        description: the fit in plain values.
-        memory: what it allocates beside the module, in bytes by name.
-
-    Raises:
-        ValueError: the data have too few clients.
-    """
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        options: FitOptions,
-        binding: BoundParameters,
-        clients: ClientSide,
-    ) -> None:
+    def __init__(self, trainer: Trainer, options: FitOptions, binding: BoundParameters, clients: ClientSide) -> None:
         self._trainer, self._options, self._binding, self.clients = trainer, options, binding, clients
         self._algorithm, self._rule = options.algorithm, options.client_rule
         self._num_clients = len(clients.loaders)
@@ -66,7 +49,7 @@ class FederatedFit:
         )
         self._round: Round | None = None
         self._drop_outs: frozenset[int] = frozenset()
-        self.memory: dict[str, int] = {}
+        self.memory: dict[str, int] = {}  # allocated beside the module, in bytes by name
 
     # ---- the fit
 
@@ -107,11 +90,7 @@ class FederatedFit:
         return min(limits, default=None)
 
     def reload(self, loaders: ClientLoaders) -> None:
-        """Goes on with data loaded anew (``reload_dataloaders_every_n_epochs``).
-
-        Raises:
-            ValueError: they are of another number of clients.
-        """
+        """Goes on with data loaded anew (``reload_dataloaders_every_n_epochs``), which must be of as many clients."""
         if len(loaders) != self._num_clients:
             raise ValueError(f"reloaded data must have the same {self._num_clients} clients, found {len(loaders)}")
         self.clients.runner.batches.loaders = loaders
@@ -157,10 +136,6 @@ class FederatedFit:
         held |= {type(rule).__name__: kept.state(rule), "server_optimizer": optimizer and optimizer.state_dict()}
         held |= {"skipped_rounds": self._failures.skipped_rounds, "schedules": self.clients.schedules.state_dict()}
         return {name: number for key, part in held.items() for name, number in checksums(part, key, apart).items()}
-
-    def global_buffers(self) -> dict[str, Tensor]:
-        """The buffers that a client in training has changed, as they were before it."""
-        return self.clients.buffers.global_values() if self.clients.runner.in_training else {}
 
     # ---- a round
 

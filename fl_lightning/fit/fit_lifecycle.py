@@ -35,11 +35,7 @@ from fl_lightning.lightning.ranks import Ranks
 
 
 class FitLifecycle:
-    """Binds the module for a fit, conducts its rounds for the epoch loop, and keeps the method's state between fits.
-
-    Attributes:
-        last_round: what the last finished round did.
-    """
+    """Binds the module for a fit, conducts its rounds for the epoch loop, and keeps the method's state between fits."""
 
     def __init__(self, options: FitOptions) -> None:
         self._options, self._algorithm = options, options.algorithm
@@ -62,11 +58,7 @@ class FitLifecycle:
         return self.loop
 
     def bind(self, ranks: Ranks | None) -> None:
-        """A fit is set up: binds the parameters of the trainer's module.
-
-        Raises:
-            ValueError: the executor makes processes of its own, or no optimizer holds a parameter of the module.
-        """
+        """A fit is set up: binds the parameters of the trainer's module."""
         self._ranks, self._agreement = ranks, None
         if ranks is not None:
             on_ranks.check_executor(ranks, self._options.executor)
@@ -110,11 +102,7 @@ class FitLifecycle:
     # ---- data
 
     def training_loader(self, dataloader: object, limit: int | float, loaded: dict[str, Any] | None) -> RoundLoader:
-        """Begins the fit on the clients' data, or goes on with data loaded anew.
-
-        Raises:
-            TypeError: the data are not divided among clients.
-        """
+        """Begins the fit on the clients' data, or goes on with data loaded anew."""
         if not isinstance(dataloader, ClientLoaders):
             refuse_undivided_data(dataloader)
         size = cohort_size(self._options.clients_per_round, len(dataloader))
@@ -239,7 +227,10 @@ class FitLifecycle:
 
     def with_global_buffers(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The module's state dictionary with the buffers that a client in training has changed as they were."""
-        buffers = {} if self._fit is None else self._fit.global_buffers()
+        clients = None if self._fit is None else self._fit.clients
+        if clients is None or not clients.runner.in_training:
+            return dict(state)
+        buffers = clients.buffers.global_values()
         return {name: buffers.get(name, value) for name, value in state.items()}
 
     def finish(self) -> None:

@@ -23,15 +23,7 @@ class RefusedStepError(Exception):
 
 
 class GlobalStep:
-    """Moves the global parameters, by subtracting a step or with an optimizer that takes it for its gradient.
-
-    Attributes:
-        optimizer: the server optimizer, if there is one.
-
-    Raises:
-        TypeError: ``factory`` makes no optimizer.
-        ValueError: the optimizer's step needs a closure, or takes sparse gradients alone.
-    """
+    """Moves the global parameters, by subtracting a step or with an optimizer that takes it for its gradient."""
 
     def __init__(self, binding: BoundParameters, factory: OptimizerFactory | None) -> None:
         self._binding = binding
@@ -40,15 +32,7 @@ class GlobalStep:
 
     @torch.no_grad()
     def tried(self, step: Tensor, norm: float) -> Callable[[], None]:
-        """Tries a step; what is returned takes it. Until then the global parameters are the old ones.
-
-        Args:
-            step: ``[n]``.
-            norm: its Euclidean norm.
-
-        Raises:
-            RefusedStepError: parameters or optimizer would hold values that are not finite.
-        """
+        """Tries a step ``[n]``; what is returned takes it, and until then the global parameters are the old ones."""
         theta = self._binding.theta
         if self.optimizer is not None:
             moved = self._moved(self.optimizer, step)

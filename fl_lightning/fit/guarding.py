@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fl_lightning.algorithms.guards.base import Guard
@@ -17,27 +16,8 @@ _MANY = 100_000
 """Clients among which a guard's smallest cohort is looked for."""
 
 
-@dataclass(frozen=True)
-class Guarded:
-    """What the guards made of a round.
-
-    Attributes:
-        cohort: what the method sees.
-        places: where its clients were in the cohort that came in.
-        scalars: numbers to log, by the guard's class, with ``_2`` for the second of a class.
-    """
-
-    cohort: Cohort
-    places: list[int]
-    scalars: dict[str, float]
-
-
 def check_guards(guards: Sequence[Guard], most: int, who: str) -> None:
-    """Refuses guards that can judge no round.
-
-    Raises:
-        ValueError: says how many reports it takes.
-    """
+    """Refuses guards that can judge no round, and says how many reports it takes."""
     for guard in guards:
         judged = [m for m in range(1, most + 1) if guard.needed(m) <= m]
         if not judged:
@@ -52,11 +32,7 @@ def check_guards(guards: Sequence[Guard], most: int, who: str) -> None:
 
 
 class Guards:
-    """Runs the guards of a fit.
-
-    Attributes:
-        each: the guards.
-    """
+    """Runs the guards of a fit."""
 
     def __init__(self, guards: Sequence[Guard]) -> None:
         self.each, kinds = guards, [type(guard).__name__ for guard in guards]
@@ -65,18 +41,14 @@ class Guards:
 
     def guarded(
         self, cohort: Cohort, rebuild: Callable[[list[int], bool], Cohort], leave_out: Callable[[int, str], None]
-    ) -> Guarded:
+    ) -> tuple[Cohort, dict[str, float]]:
         """Lets every guard see what the one before has left; rows change in place.
 
-        Args:
-            cohort: the round's usable uploads.
-            rebuild: makes the cohort anew, from the clients at these of its present places; whether rows have changed
-                since their norms were taken is the second argument.
-            leave_out: called with the place of each client that takes no part, in the cohort that came in, and the
-                reason; also when a later guard raises.
+        Returns what the method sees, and numbers to log by the guard's class, with ``_2`` for the second of a class.
 
-        Raises:
-            CannotGuardError: a guard can make nothing of the cohort.
+        ``rebuild`` makes the cohort anew, from the clients at these of its present places; its second argument says
+        whether rows have changed since their norms were taken. ``leave_out`` is called with each client's place in the
+        cohort that came in and the reason, also when a later guard raises CannotGuardError.
         """
         places, scalars, changed = list(range(len(cohort))), dict[str, float](), False
         for guard, logged in zip(self.each, self._logged, strict=True):
@@ -91,7 +63,7 @@ class Guards:
                 changed = changed or verdict.changes_rows
                 cohort = rebuild(stay, changed)
                 verdict.change(cohort.updates.rows, stay)
-        return Guarded(cohort, places, scalars)
+        return cohort, scalars
 
     def reset(self) -> None:
         """A fresh fit begins."""

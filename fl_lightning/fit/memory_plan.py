@@ -17,14 +17,10 @@ def memory_plan(
     server_optimizer: bool,
     keeps_client_optimizers: bool,
 ) -> dict[str, int]:
-    """Lists what a fit allocates, in bytes by name.
+    """Lists what a fit allocates, in bytes by name; the federation's cohort size is known.
 
-    Args:
-        federation: clients, layout and dtype; its cohort size is known.
-        rules: both halves of the method.
-        server_optimizer: there is one; counted with two numbers per parameter, and copies of parameters and
-            state, because a step after which something is not finite is not taken.
-        keeps_client_optimizers: every client's optimizer state is kept, likewise.
+    An optimizer counts with two numbers per parameter. The server's takes copies of parameters and state as well,
+    because a step after which something is not finite is not taken.
     """
     rows, clients = federation.cohort_size or 0, federation.num_clients
     columns, total = federation.numel, federation.layout.numel

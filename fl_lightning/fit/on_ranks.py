@@ -83,11 +83,7 @@ def check_executor(ranks: Ranks, executor: Executor) -> None:
 
 
 def check_same_fit(ranks: Ranks, description: FitDescription, trainer: Trainer) -> None:
-    """Makes sure that all ranks have the same data, method, options and versions, and the same kind of processor.
-
-    Raises:
-        ValueError: a rank differs; names it and the difference.
-    """
+    """Makes sure that all ranks have the same data, method, options and versions, and the same kind of processor."""
     kernels = {name: backend.implementation for name, backend in versions().ops.items()}
     here = {"python": python_version(), "threads": str(torch.get_num_threads()), "kernels": repr(kernels)}
     settings = {**description.settings, **trainer_settings(trainer)}
@@ -103,11 +99,7 @@ def check_same_fit(ranks: Ranks, description: FitDescription, trainer: Trainer) 
 
 
 def check_same_data(ranks: Ranks, stage: str, fingerprint: Mapping[str, Any]) -> None:
-    """Makes sure that all ranks evaluate the same data.
-
-    Raises:
-        ValueError: a rank has others; names it.
-    """
+    """Makes sure that all ranks evaluate the same data."""
     for rank, other in enumerate(found := ranks.gather(dict(fingerprint))):
         if other != found[0]:
             names = sorted(name for name in fingerprint if other.get(name) != found[0].get(name))
@@ -163,15 +155,8 @@ class Agreement:
     def compared(self, record: RoundRecord, sums: Mapping[str, int]) -> RoundRecord:
         """Makes sure that all ranks have come out of a round with the same model, by the same decisions.
 
-        Args:
-            record: this rank's account of the round.
-            sums: checksums of what the fit holds after the round, by name.
-
-        Returns:
-            The record with the times that the first rank took.
-
-        Raises:
-            RankError: a rank differs; names it and what is different.
+        ``sums`` are checksums of what the fit holds after the round, by name. Returns the record with the times that
+        the first rank took.
         """
         account = {entry.name: getattr(record, entry.name) for entry in fields(record) if entry.name not in _TIMES}
         sums = {**sums, **checksums(account, "record"), "the coefficients of the step": self._noted}
@@ -188,11 +173,7 @@ class Agreement:
 
 
 def check_same_start(ranks: Ranks, sums: Mapping[str, int]) -> None:
-    """Makes sure that all ranks go on from the same checkpoint, or from the same first model.
-
-    Raises:
-        ValueError: a rank differs; names it and the difference.
-    """
+    """Makes sure that all ranks go on from the same checkpoint, or from the same first model."""
     rank, names = _differing(ranks.gather(dict(sums)))
     if names:
         raise ValueError(

@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The strategy's arguments in one frozen record."""
+"""The strategy's arguments in frozen records: those that a client has, too, and all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.differential_privacy import DifferentialPrivacy, accounting
 from fl_lightning.algorithms.guards.base import Guard
+from fl_lightning.algorithms.records import Needs
 from fl_lightning.arguments import Bounds, Example, check_unused
 from fl_lightning.clients.base import Executor
+from fl_lightning.clients.client_batches import LocalOptions
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler, check_clients_per_round
-from fl_lightning.fit.client_options import CLIENT_CHECKS, ClientOptions
+from fl_lightning.fit.checks import Method, paired_client_rule
 from fl_lightning.fit.guarding import check_guards
 from fl_lightning.lightning.fit_description import plain
 from fl_lightning.lightning.names import rank_zero_warn
@@ -24,7 +28,13 @@ from fl_lightning.metrics.functional import Mode
 _GUESSED = 2**32
 """Seeds below can all be tried."""
 
-
+CLIENT_CHECKS: dict[str, Bounds | Example] = {
+    "algorithm": Example("fl.algorithms.FedLF()"),
+    "local_epochs": Bounds(1),
+    "local_steps": Bounds(1),
+    "loss_batch_size": Bounds(1),
+}
+"""Of these arguments, wherever they are given."""
 CHECKS: dict[str, Bounds | Example] = {
     **CLIENT_CHECKS,
     "clients_per_round": Bounds(above=0),
@@ -38,12 +48,51 @@ CHECKS: dict[str, Bounds | Example] = {
 
 
 @dataclass(frozen=True)
-class FitOptions(ClientOptions):
-    """What shapes a fit; see :class:`fl_lightning.FederatedStrategy`, whose arguments these are.
+class ClientOptions(LocalOptions):
+    """The arguments that a client of a real federation has, too; see :class:`fl_lightning.FederatedStrategy`."""
 
-    Raises:
-        ValueError: arguments do not fit together.
-    """
+    algorithm: ServerRule
+    client: ClientRule | ServerRule | None
+    full_gradients: bool
+    buffers: Literal["mean", "global", "largest"]
+    client_rule: ClientRule = field(init=False)  # that of client, or the algorithm's own
+
+    def __post_init__(self) -> None:
+        rule = paired_client_rule(self.algorithm, self.client, self.full_gradients)
+        object.__setattr__(self, "client_rule", rule)
+        if self.local_steps is not None:
+            check_unused("local_epochs", self.local_epochs, 1, f"with local_steps={self.local_steps}")
+        if self.needs.full_gradients:
+            why = f"with {self.method.asking('full_gradients')}, which sends full gradients and trains nothing locally"
+            check_unused("client_optimizer_state", self.client_optimizer_state, "reset", why)
+        if self.needs.full_gradients and (self.local_epochs != 1 or self.local_steps is not None):
+            asking = "full_gradients=True" if self.full_gradients else type(self.algorithm).__name__
+            raise ValueError(
+                f"{asking} trains nothing locally: leave local_epochs and local_steps out, "
+                f"found local_epochs={self.local_epochs}, local_steps={self.local_steps}"
+            )
+
+    @property
+    def needs(self) -> Needs:
+        """What both halves of the method ask for."""
+        return self.method.needs
+
+    @cached_property
+    def method(self) -> Method:
+        """The method under the names that the user gave its halves."""
+        server, given, rule = self.algorithm, self.algorithm if self.client is None else self.client, self.client_rule
+        own = server.needs | Needs(full_gradients=self.full_gradients)
+        return Method(type(server).__name__, type(given).__name__, own, own | rule.needs, rule)
+
+    def settings(self) -> dict[str, Any]:
+        """The options that change results, apart from the method, as plain values."""
+        names = ("local_epochs", "local_steps", "client_optimizer_state", "buffers", "seed", "loss_batch_size")
+        return {**{name: plain(getattr(self, name)) for name in names}, "full_gradients": self.needs.full_gradients}
+
+
+@dataclass(frozen=True)
+class FitOptions(ClientOptions):
+    """What shapes a fit; see :class:`fl_lightning.FederatedStrategy`, whose arguments these are."""
 
     clients_per_round: int | float
     server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None
@@ -106,9 +155,7 @@ class FitOptions(ClientOptions):
     def check_rounds(self, cohort_size: int, sizes: Tensor | None = None) -> None:
         """Raises ValueError if no round can have ``min_clients`` usable uploads, or so many as a guard needs.
 
-        Args:
-            cohort_size: clients sampled per round.
-            sizes: ``[N]`` training samples of all registered clients, once they are known.
+        ``sizes [N]`` are training samples of all registered clients, once they are known.
         """
         most, who = cohort_size, f"sampled per round (clients_per_round={self.clients_per_round})"
         if sizes is not None and self.sampler.most_reports(cohort_size, sizes) < most:

@@ -26,17 +26,9 @@ def check_resume(
 ) -> None:
     """Compares the fit that wrote a checkpoint with the one that goes on from it; warns of what may differ.
 
-    Args:
-        found: the fit that wrote it.
-        expected: this fit.
-        source: what the state comes from, as a message names it.
-        memories: what remembers anything, see :func:`remembers`.
-        strict: refuse other data and arguments where something is remembered.
-
-    Raises:
-        ValueError: the checkpoint's state means nothing to this fit: another method, server optimizer, number of
-            clients, layout of the parameters, or number of steps that a round counts as; or what is remembered belongs
-            to other data or arguments.
+    ``source`` is what the state comes from, as a message names it; for ``memories`` see :func:`remembers`. ``strict``
+    refuses other data and arguments where something is remembered. Where the state means nothing to this fit, it always
+    raises ValueError: another method, server optimizer, number of clients, layout, or number of steps of a round.
     """
     differences = found.differences(expected)
     refused = [differences[name] for name in _MUST_AGREE if name in differences]

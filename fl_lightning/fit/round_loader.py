@@ -57,13 +57,7 @@ def local_batches(trainer: Trainer, options: LocalOptions, limit: int | float, l
 def check_visit_schedulers(trainer: Trainer, knows_clock: bool, steps: int) -> None:
     """Refuses schedulers that a client cannot bring to the round by itself: nobody sends their states.
 
-    Args:
-        trainer: the trainer; its optimizers exist.
-        knows_clock: the client knows how long a round is.
-        steps: of the rounds so far.
-
-    Raises:
-        ValueError: a scheduler follows a metric or the module's hand, or steps within visits of unknown length.
+    ``knows_clock`` says that the client knows how long a round is; ``steps`` are those of the rounds so far.
     """
     for config in trainer.lr_scheduler_configs:
         name = type(config.scheduler).__name__
@@ -87,11 +81,7 @@ def check_visit_schedulers(trainer: Trainer, knows_clock: bool, steps: int) -> N
 
 
 def refuse_steps_by_hand(trainer: Trainer, calls: Sequence[int]) -> None:
-    """Refuses schedulers that a module steps itself: how far depends on visits that this client has not seen.
-
-    Raises:
-        ValueError: it has stepped one.
-    """
+    """Refuses schedulers that a module steps itself: how far depends on visits that this client has not seen."""
     for config, times in zip(trainer.lr_scheduler_configs, calls, strict=False):
         if times:
             raise ValueError(

@@ -37,17 +37,7 @@ from fl_lightning.metrics.functional import conflict_counts
 
 
 class Server:
-    """Turns a round's uploads into new global parameters.
-
-    Attributes:
-        failures: what becomes of clients and rounds that come to nothing.
-        guards: see the uploads before anybody else.
-        cohorts: makes cohorts of uploads.
-
-    Raises:
-        TypeError: ``server_optimizer`` does not make an optimizer.
-        ValueError: no round can have as many reports as are asked for.
-    """
+    """Turns a round's uploads into new global parameters."""
 
     def __init__(
         self,
@@ -83,11 +73,7 @@ class Server:
         )  # fmt: skip
 
     def drawn(self, index: int, sizes: Tensor) -> Selection:
-        """The clients of a round.
-
-        Raises:
-            ValueError: the sampler's choice makes no sense.
-        """
+        """The clients of a round; raises ValueError where the sampler's choice makes no sense."""
         sampler, size = self._options.sampler, len(self._rows)
         selection = sampler.select(index, size, sizes, derive_seed(self._options.seed, "sampler"))
         check_selection(selection.client_ids, size, self._num_clients, type(sampler).__name__)
@@ -141,15 +127,9 @@ class Server:
         """Aggregates the round and applies the step, or leaves everything as it is.
 
         A round changes nothing if it has too few usable uploads, or if the step, the global parameters or the server
-        optimizer would not be finite.
-
-        Args:
-            current: the round, with what arrived.
-            refused: errors of the method that leave the round out; others are raised, with everything as it was.
-
-        Raises:
-            ClientError: the step is not finite and the policy is ``"raise"``, or too many rounds in a row have failed.
-            RuntimeError: the rule returned something else than a step.
+        optimizer would not be finite. Errors of the method in ``refused`` leave the round out; others are raised, with
+        everything as it was. Raises ClientError where the policy is ``"raise"`` or too many rounds in a row have
+        failed.
         """
         drop, skipped = self.failures.drop, self.failures.skipped
         reports = self._usable(current, lambda upload, why, others: drop(current, upload.client_id, why, others=others))
@@ -209,16 +189,11 @@ class Server:
         return None
 
     def _flaw(self, error: Exception) -> str:
-        """What the method's error says."""
         plain = isinstance(error, RefusedStepError)
         return str(error) if plain else f"{type(self._algorithm).__name__} raised {type(error).__name__}: {error}"
 
     def _guarded(self, current: Round, reports: UsableUploads) -> tuple[Cohort, UsableUploads, dict[str, float]]:
-        """The cohort behind the guards, the reports of the clients in it, and numbers to log.
-
-        Raises:
-            CannotGuardError: a guard can make nothing of the cohort.
-        """
+        """The cohort behind the guards, the reports of the clients in it, and numbers to log."""
         left = reports
 
         def rebuilt(places: list[int], changed: bool) -> Cohort:
@@ -237,16 +212,11 @@ class Server:
             places = list(range(len(cohort)))
             cohort = self.cohorts.of(current, reports, places, None)
             left = reports = replace(reports, norms=cohort.updates.norms().cpu())
-        found = self.guards.guarded(cohort, rebuilt, left_out)
-        return found.cohort, left, found.scalars
+        cohort, scalars = self.guards.guarded(cohort, rebuilt, left_out)
+        return cohort, left, scalars
 
     def _aggregate(self, cohort: Cohort) -> tuple[Tensor, float]:
-        """The step ``[n]`` and its norm.
-
-        Raises:
-            RefusedStepError: the step is not finite.
-            RuntimeError: the rule returned something else than a step.
-        """
+        """The step ``[n]`` and its norm; raises RefusedStepError for a step that is not finite."""
         self._algorithm.report = trusted(StepReport)()
         step = self._rule.adjust_step(cohort, self._algorithm.aggregate(cohort))
         shape = cohort.params.shape

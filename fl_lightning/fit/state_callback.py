@@ -32,15 +32,12 @@ class FederatedState(Callback):
 
     A strategy has no section of its own in a Lightning checkpoint, callbacks do. The state holds tensors, numbers and
     strings only, so the file loads with ``weights_only=True``, also where this package is not installed.
-
-    Attributes:
-        loaded: the state of the checkpoint that the running trainer function loads, if any.
     """
 
     def __init__(self, fit: SavedFit, evaluator: Evaluator) -> None:
         self._fit, self._evaluator = fit, evaluator
         self._progress: RoundProgress | None = None
-        self.loaded: dict[str, Any] | None = None
+        self.loaded: dict[str, Any] | None = None  # from the checkpoint of the running trainer function
 
     def attach(self, progress: RoundProgress) -> None:
         """A trainer function begins."""
@@ -56,11 +53,7 @@ class FederatedState(Callback):
         return {"version": VERSION, **self._fit.states()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps the state until the strategy is set up: parameters are not bound yet.
-
-        Raises:
-            ValueError: the state was written by a version of this package that stores other things.
-        """
+        """Keeps the state until the strategy is set up: parameters are not bound yet."""
         if state_dict["version"] != VERSION:
             raise ValueError(
                 f"the checkpoint's federated state has version {state_dict['version']}, and this fl_lightning reads "
@@ -114,11 +107,7 @@ class FederatedState(Callback):
         self._evaluator.print_table(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The round is over but for what Lightning does at the end of an epoch.
-
-        Raises:
-            RuntimeError: the epoch ended without a server step.
-        """
+        """The round is over but for what Lightning does at the end of an epoch."""
         self.progress.enter(RoundPhase.EPOCH_END)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

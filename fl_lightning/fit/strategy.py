@@ -31,13 +31,7 @@ from fl_lightning.fit.options import CHECKS, FitOptions
 from fl_lightning.fit.readable import ReadableStrategy, remembered
 from fl_lightning.fit.state_callback import FederatedState
 from fl_lightning.lightning.checkpoint_io import check_resumable, keep_names_in_one_folder
-from fl_lightning.lightning.names import (
-    LightningModule,
-    RunningStage,
-    StrategyRegistry,
-    Trainer,
-    TrainerFn,
-)
+from fl_lightning.lightning.names import LightningModule, RunningStage, StrategyRegistry, Trainer, TrainerFn
 
 
 class FederatedStrategy(ReadableStrategy):

@@ -23,21 +23,12 @@ from fl_lightning.core.cohort import Cohort
 
 @dataclass
 class Round:
-    """A round in progress.
+    """A round in progress."""
 
-    Attributes:
-        index: from 0.
-        uploads: what has arrived.
-        dropped: clients that are left out, with the reason.
-        trained: clients whose training began, whatever came of it.
-        asks: losses of clients at given parameters, for rules that ask again; ``None`` if nobody can be asked.
-        began: when, by ``time.perf_counter``.
-    """
-
-    index: int
-    uploads: list[Upload] = field(default_factory=list)
-    dropped: dict[int, str] = field(default_factory=dict)
-    trained: int = 0
+    index: int  # from 0
+    uploads: list[Upload] = field(default_factory=list)  # what has arrived
+    dropped: dict[int, str] = field(default_factory=dict)  # who is left out, and why
+    trained: int = 0  # clients whose training began, whatever came of it
     asks: Callable[[Tensor, Sequence[int]], Tensor] | None = None
     began: float = field(default_factory=lambda: time.perf_counter())
 
@@ -49,16 +40,10 @@ class Round:
 
 @dataclass(frozen=True)
 class UsableUploads:
-    """What may enter the aggregation.
-
-    Attributes:
-        uploads: ``m`` uploads, by ascending row.
-        norms: ``[m]`` norms of the updates, float64 on the CPU.
-        train_losses: mean training losses.
-    """
+    """What may enter the aggregation: ``m`` uploads by ascending row."""
 
     uploads: list[Upload]
-    norms: Tensor
+    norms: Tensor  # [m] of the updates, float64 on the CPU
     train_losses: list[float | None]
 
     @property
@@ -91,12 +76,8 @@ def usable(
 ) -> UsableUploads:
     """Leaves out uploads that hold NaN or infinity.
 
-    Args:
-        uploads: by ascending row.
-        rows: the round's rows.
-        bank: the buffers before the round.
-        rule: the client rule, which says what its extras may hold.
-        drop: called with every upload that is left out, why, and whether any is left.
+    ``uploads`` come by ascending row, ``bank`` has the buffers before the round, and ``rule`` says what its extras may
+    hold. ``drop`` is called with every upload that is left out, why, and whether any is left.
     """
     if not uploads:
         return UsableUploads([], torch.zeros(0, dtype=torch.float64), [])
@@ -128,11 +109,7 @@ def usable(
 
 
 def stacked(parts: Sequence[Mapping[str, Tensor]], client_ids: Sequence[int], what: str) -> dict[str, Tensor]:
-    """Joins what all clients sent under the same name: ``[m, ...]``.
-
-    Raises:
-        ValueError: names or shapes differ between clients.
-    """
+    """Joins what all clients sent under the same name: ``[m, ...]``; names and shapes must be the same from all."""
     shapes = [{name: tuple(value.shape) for name, value in part.items()} for part in parts]
     if any(shape != shapes[0] for shape in shapes):
         found = dict(zip(client_ids, shapes, strict=True))
@@ -158,22 +135,14 @@ def _magnitudes(uploads: Sequence[Upload], rows: UpdateRows) -> tuple[Tensor, li
 
 
 class Cohorts:
-    """Makes cohorts of uploads.
-
-    Attributes:
-        num_samples: training samples of all registered clients, if they are known.
-    """
+    """Makes cohorts of uploads."""
 
     def __init__(self, rows: UpdateRows, theta: Tensor, rule: ClientRule, num_clients: int) -> None:
         self._rows, self._theta, self._rule, self._num_clients = rows, theta, rule, num_clients
-        self.num_samples: int | None = None
+        self.num_samples: int | None = None  # of all registered clients, if known
 
     def of(self, current: Round, reports: UsableUploads, places: Sequence[int], norms: Tensor | None) -> Cohort:
-        """The cohort of some uploads, whose updates move to the front of the rows.
-
-        Raises:
-            ValueError: clients have sent other things beside their updates than others.
-        """
+        """The cohort of some uploads, whose updates move to the front of the rows."""
         uploads, rows, columns = reports.uploads, self._rows, self._rows.columns
         ids = tuple(upload.client_id for upload in uploads)
         names = rows.same_companions(dict(zip(places, ids, strict=True)))

@@ -179,11 +179,7 @@ def rates(positive: Tensor, totals: Tensor) -> GroupFrame:
 
 
 def client_numbers(client_ids: Tensor | int, like: Tensor, num_clients: int) -> Tensor:
-    """The client of each of ``[B]`` values, int64 where these are.
-
-    Raises:
-        ValueError: they are no integers in ``[0, num_clients)``, or neither one nor as many as there are values.
-    """
+    """The client of each of ``[B]`` values, int64 where these are, from one id or as many."""
     ids = torch.as_tensor(client_ids, device=like.device)
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise ValueError(f"client_ids must be integers, found dtype {ids.dtype}")

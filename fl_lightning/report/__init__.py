@@ -7,15 +7,7 @@ Uses ``lightning``, ``core``, ``metrics`` and ``arguments``.
 from fl_lightning.report.figures import plot_conflicts, plot_fairness, plot_partition
 from fl_lightning.report.json_form import record_from_json, record_to_json
 from fl_lightning.report.page import write_report
-from fl_lightning.report.record import (
-    Absence,
-    ClientValues,
-    FitRecord,
-    Holdings,
-    MetricSeries,
-    RoundSeries,
-    RoundTable,
-)
+from fl_lightning.report.record import Absence, ClientValues, FitRecord, Holdings, MetricSeries, RoundSeries, RoundTable
 
 __all__ = [
     "Absence",

@@ -59,16 +59,10 @@ class _Finding:
 def conclude(
     rows: Sequence[MethodSummary], metric: str, mode: Mode, called: _Called = str
 ) -> tuple[list[str], tuple[str, ...]]:
-    """What matters most about some methods and bounds, in words.
+    """What matters most about methods and bounds, a paragraph each; and under whose names a client's value is infinite.
 
-    Args:
-        rows: the first method is what other methods are compared with; those without values do not count.
-        metric: name of the values.
-        mode: which of them are good.
-        called: how to write a method's name.
-
-    Returns:
-        A paragraph each, what matters most first; and the names of those under which a client's value is infinite.
+    The first method is what other methods are compared with; those without values do not count. ``called`` writes a
+    method's name.
     """
     infinite = tuple(row.method for row in rows if row.infinite)
     usable = [row for row in rows if row.numbers.get("worst") and row.numbers.get("mean") and not row.infinite]
@@ -130,7 +124,6 @@ def _written(worst: _Contrast, mean: _Contrast) -> list[str]:
 
 
 def _alone(worst: _Contrast, mean: _Contrast, methods: int, called: _Called) -> Callable[[str], str]:
-    """How clients fare alone, and how with the methods."""
     head = _AGAINST_ALONE[worst.verdict, mean.verdict]
     low, with_low, middle, with_middle = _written(worst, mean)
 

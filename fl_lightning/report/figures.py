@@ -26,9 +26,6 @@ def new_figure(caller: str, width: float, height: float, path: str | Path | None
     """A figure to draw into, which is saved at the end if there is a path.
 
     It is not pyplot's: it works without a display, and leaves nothing open behind it.
-
-    Raises:
-        ImportError: matplotlib, which the extra ``plots`` brings, is missing.
     """
     try:
         from matplotlib import rc_context

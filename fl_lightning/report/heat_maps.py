@@ -153,7 +153,6 @@ def _held(record: FitRecord) -> Spec:
 
 
 def _drawn(order: list[int]) -> tuple[list[int], list[int]]:
-    """All clients, and those that are drawn."""
     return order, [order[place] for place in both_ends(len(order), MAX_ROWS)]
 
 
@@ -190,7 +189,6 @@ def _shrunk(table: RoundTable, rows: Sequence[int], cells: int) -> tuple[_Cells,
 
 
 def _stretch(width: int) -> str:
-    """A column, in what hovering shows."""
     return "round %{x}" if width == 1 else f"{width} rounds from %{{x}} on"
 
 

@@ -57,11 +57,7 @@ def write_report(records: Sequence[FitRecord], path: str | Path, title: str | No
 
 
 def plotly_js() -> str:
-    """The library that draws the pictures in the browser.
-
-    Raises:
-        ImportError: plotly is missing.
-    """
+    """The library that draws the pictures in the browser; raises ImportError where plotly is missing."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
@@ -135,13 +131,11 @@ def _heading(methods: Sequence[Method]) -> str:
 
 
 def _counted(methods: Sequence[Method]) -> str:
-    """How many methods and bounds there are."""
     bounds = sum(method.is_bound for method in methods)
     return plural(len(methods) - bounds, "method") + (f" and {plural(bounds, 'bound')}" if bounds else "")
 
 
 def _facts(records: Sequence[FitRecord], methods: Sequence[Method]) -> str:
-    """Size and state of what is shown."""
     clients = max(len(record.client_names) for record in records)
     rounds = max(len(record.rounds) for record in records)
     facts = [plural(clients, "client"), plural(rounds, "round")] if clients else [plural(rounds, "round")]

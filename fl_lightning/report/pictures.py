@@ -28,21 +28,13 @@ BETTER = {"max": "up is better", "min": "down is better", "abs": "near 0 is bett
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture, perhaps in several variants of which the reader sees one at a time.
-
-    Attributes:
-        key: tells pictures of a page apart.
-        title: what one sees, in words.
-        variants: by the name on its button, what to draw.
-        caption: how to read it, and what was thinned out.
-        choose: what the buttons choose, ``"metric"`` for instance.
-    """
+    """A picture, perhaps in several variants of which the reader sees one at a time."""
 
     key: str
-    title: str
-    variants: Mapping[str, Spec]
-    caption: str
-    choose: str
+    title: str  # what one sees, in words
+    variants: Mapping[str, Spec]  # what to draw, by the name on its button
+    caption: str  # how to read it, and what was thinned out
+    choose: str  # what the buttons choose, "metric" for instance
 
 
 def picture(key: str, title: str, variants: Mapping[str, Spec], *captions: str, choose: str = "") -> Picture | None:

@@ -68,11 +68,7 @@ class RecordBuilder:
                 tables.cut(index)
 
     def add_round(self, record: RoundRecord, learning_rate: float | None) -> bool:
-        """Adds a round that has finished; a round that is there already is replaced, with those after it.
-
-        Returns:
-            Whether it is the first.
-        """
+        """Adds a finished round, in the place of itself and of those after it; returns whether it is the first."""
         if self._rounds["round"] and self._rounds["round"][-1] >= record.round:
             self.cut(record.round)
         drop_outs = sum(reason == DROP_OUT for reason in record.dropped.values())
@@ -193,6 +189,7 @@ def _finite(value: float) -> float | None:
 
 _CELLS = 50_000
 _COLUMNS = 400
+_Sums = np.ndarray[tuple[int, int, int], np.dtype[np.float64]]
 
 
 class RoundTables:
@@ -203,9 +200,8 @@ class RoundTables:
     """
 
     def __init__(self, rows: Sequence[str]) -> None:
-        self._rows = tuple(rows)
-        self._width = 1
-        self._sums = np.zeros((2, len(self._rows), 0))  # totals, counts
+        self.rows, self._width = tuple(rows), 1
+        self._sums: _Sums = np.zeros((2, len(self.rows), 0))  # totals, counts
 
     @classmethod
     def of(cls, table: RoundTable) -> RoundTables:
@@ -215,19 +211,14 @@ class RoundTables:
         made._sums = np.array([table.totals, table.counts], dtype=np.float64).reshape(2, len(table.rows), -1)
         return made
 
-    @property
-    def rows(self) -> tuple[str, ...]:
-        """What the rows are called."""
-        return self._rows
-
     def grow(self, rows: Sequence[str]) -> None:
         """More rows, below those that there are."""
-        self._sums = np.pad(self._sums, ((0, 0), (0, len(rows) - len(self._rows)), (0, 0)))
-        self._rows = tuple(rows)
+        self._sums = np.pad(self._sums, ((0, 0), (0, len(rows) - len(self.rows)), (0, 0)))
+        self.rows = tuple(rows)
 
     def add(self, index: int, numbers: Mapping[int, tuple[float, int]]) -> None:
         """Adds the numbers of a round."""
-        most = max(2, min(_COLUMNS, _CELLS // max(1, len(self._rows))))
+        most = max(2, min(_COLUMNS, _CELLS // max(1, len(self.rows))))
         while index // self._width >= most:
             self._sums = _padded(self._sums, self._sums.shape[2] + self._sums.shape[2] % 2)
             self._sums = self._sums[:, :, 0::2] + self._sums[:, :, 1::2]
@@ -244,10 +235,8 @@ class RoundTables:
     def table(self) -> RoundTable:
         """What has been added up."""
         totals, counts = self._sums[0].tolist(), self._sums[1].astype(np.int64).tolist()
-        return RoundTable(self._rows, self._width, tuple(map(tuple, totals)), tuple(map(tuple, counts)))
+        return RoundTable(self.rows, self._width, tuple(map(tuple, totals)), tuple(map(tuple, counts)))
 
 
-def _padded(sums: np.ndarray[tuple[int, int, int], np.dtype[np.float64]], columns: int) -> np.ndarray[
-    tuple[int, int, int], np.dtype[np.float64]
-]:  # fmt: skip
+def _padded(sums: _Sums, columns: int) -> _Sums:
     return np.pad(sums, ((0, 0), (0, 0), (0, columns - sums.shape[2])))

@@ -18,16 +18,10 @@ _QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.
 
 
 class Repetition(NamedTuple):
-    """What a method is repeated with.
+    """What a method is repeated with."""
 
-    Attributes:
-        division: which division of the data among the clients; 0 is the project's own, and division ``d`` that of a
-            seed of the data which is ``d`` larger.
-        seed: of the module's first weights and of everything random in the fit.
-    """
-
-    division: int
-    seed: int
+    division: int  # 0 is the project's own; division d is that of a seed of the data which is d larger
+    seed: int  # of the module's first weights and of everything random in the fit
 
 
 class Spread(NamedTuple):
@@ -46,9 +40,8 @@ class Spread(NamedTuple):
 def paired(numbers: Mapping[Repetition, float], reference: Mapping[Repetition, float]) -> tuple[float, float] | None:
     """The difference to the reference, taken repetition by repetition, as a 95 % interval of Student's t.
 
-    Returns:
-        Middle and half of the width of the interval for another seed, or where there are several divisions for another
-        division; ``None`` if both have fewer than two of them.
+    Middle and half of the width of the interval for another seed, or where there are several divisions for another
+    division; ``None`` if both have fewer than two of them.
     """
     found: dict[int, list[float]] = {}
     for repetition in numbers.keys() & reference.keys():
@@ -60,11 +53,7 @@ def paired(numbers: Mapping[Repetition, float], reference: Mapping[Repetition, f
 
 
 def mark(numbers: Mapping[Repetition, float], reference: Mapping[Repetition, float], larger_is_better: bool) -> str:
-    """Whether a method differs from the reference.
-
-    Returns:
-        ``"+"`` for better, ``"-"`` for worse, and nothing where the interval of :func:`paired` has zero in it.
-    """
+    """Better ``"+"``, worse ``"-"``, or nothing where the interval of :func:`paired` has zero in it."""
     interval = paired(numbers, reference)
     if interval is None or abs(interval[0]) <= interval[1]:
         return ""
@@ -74,8 +63,7 @@ def mark(numbers: Mapping[Repetition, float], reference: Mapping[Repetition, flo
 def division_share(numbers: Mapping[Repetition, float]) -> float | None:
     """The share of the numbers' variance that is the division's, by an analysis of variance with seeds nested in it.
 
-    Returns:
-        0 to 1; ``None`` without several divisions and several seeds of one of them.
+    ``None`` without several divisions and several seeds of one of them.
     """
     divisions: dict[int, list[float]] = {}
     for repetition, value in numbers.items():

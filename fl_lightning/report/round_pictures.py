@@ -236,7 +236,6 @@ def memory(methods: Sequence[Method]) -> Picture | None:
 
 
 def _bar(name: str, rows: Sequence[str], values: Sequence[float], color: int, hover: str) -> Spec:
-    """A bar in each row."""
     return {
         "type": "bar", "orientation": "h", "name": name, "y": list(rows), "x": numbers(values),
         "marker": {"color": f"@c{color}"}, "hovertemplate": f"%{{y}}<br>{hover}",

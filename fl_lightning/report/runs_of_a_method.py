@@ -24,31 +24,18 @@ PERSONAL = "personal/"
 
 @dataclass(frozen=True)
 class ClientPoint:
-    """One client's value.
-
-    Attributes:
-        client_id: the client.
-        label: how one speaks of it.
-        size: evaluation samples.
-        trained: training samples.
-        value: of the metric, a mean over the repetitions.
-    """
+    """One client's value of a metric, a mean over the repetitions."""
 
     client_id: int
-    label: str
-    size: int
-    trained: int
+    label: str  # how one speaks of it
+    size: int  # evaluation samples
+    trained: int  # training samples
     value: float
 
 
 @dataclass(frozen=True)
 class Method:
-    """The fits of one method.
-
-    Attributes:
-        label: what a page calls it.
-        fits: by what they are repeated with.
-    """
+    """The fits of one method, by what they are repeated with, under the label that a page has for it."""
 
     label: str
     fits: Mapping[Repetition, FitRecord]
@@ -182,9 +169,9 @@ def at_end(record: FitRecord, metric: str, stage: Stage) -> dict[int, float]:
 
 
 def numbers_at_end(record: FitRecord, metric: str, stage: Stage, mode: Mode) -> dict[str, float]:
-    """How a metric is spread over the clients at the end of a fit, by the names of ``fairness_summary``.
+    """How the values of :func:`at_end` are spread, by the names of ``fairness_summary``.
 
-    Empty if the metric has no values. They are those of :func:`at_end`; signed gaps count by their size.
+    Signed gaps count by their size.
     """
     values, found = at_end(record, metric, stage), record.last_values(stage)
     if not values or found is None:

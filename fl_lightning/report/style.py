@@ -15,33 +15,19 @@ FONTS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, 
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of a page and of its pictures.
+    """Colours of a page and of its pictures; scales go from none to most."""
 
-    Attributes:
-        paper: background.
-        panel: background of tables and boxes.
-        ink: text.
-        muted: text that matters less, and lines of reference.
-        grid: lines of grids and borders.
-        colors: of methods, in the order in which they are given out.
-        blue: scale of a heat map for amounts, from none to most.
-        red: the same for what is bad.
-        values: scale of a heat map for values, from the lowest to the highest.
-        weights: scale of a heat map in which also 0 differs from an empty place.
-        signed: the same for numbers below and above 0, which is in the middle.
-    """
-
-    paper: str
-    panel: str
+    paper: str  # background
+    panel: str  # background of tables and boxes
     ink: str
-    muted: str
-    grid: str
-    colors: tuple[str, ...]
-    blue: tuple[str, ...]
-    red: tuple[str, ...]
-    values: tuple[str, ...]
-    weights: tuple[str, ...]
-    signed: tuple[str, ...]
+    muted: str  # text that matters less, and lines of reference
+    grid: str  # lines of grids and borders
+    colors: tuple[str, ...]  # of methods, in the order in which they are given out
+    blue: tuple[str, ...]  # amounts
+    red: tuple[str, ...]  # amounts of what is bad
+    values: tuple[str, ...]  # from the lowest to the highest
+    weights: tuple[str, ...]  # also 0 differs from an empty place
+    signed: tuple[str, ...]  # 0 is in the middle
 
     def tokens(self) -> dict[str, str | list[tuple[float, str]]]:
         """Every colour by the name that pictures have for it, scales as plotly.js reads them."""

@@ -14,16 +14,10 @@ from fl_lightning.report.runs_of_a_method import Method, Stage
 
 @dataclass(frozen=True)
 class Figure:
-    """A number over repetitions.
+    """A number over repetitions."""
 
-    Attributes:
-        spread: mean and standard deviation; ``None`` without any number.
-        mark: ``"+"`` if it is better than that of the reference, ``"-"`` if it is worse, empty where repetitions cannot
-            tell: :func:`fl_lightning.report.repetitions.mark`.
-    """
-
-    spread: Spread | None = None
-    mark: str = ""
+    spread: Spread | None = None  # mean and standard deviation; None without any number
+    mark: str = ""  # see repetitions.mark
 
     @property
     def mean(self) -> float:
@@ -38,44 +32,24 @@ class Figure:
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """A row of the table.
-
-    Attributes:
-        method: its name.
-        bound: what the bound is called, if the row is one and no method.
-        learning_rate: of its clients; ``None`` without a single one.
-        repetitions: how many of them ran to their end.
-        mean: mean over the clients.
-        worst_10: mean over the worst tenth of the clients.
-        worst_client: name of the client whose mean over the seeds is the worst; empty where several divisions make
-            clients anew.
-        worst: this client's value; with several divisions, that of the worst client of each.
-        angle: fairness angle in radians; without numbers for metrics where small values are good.
-        std: standard deviation over the clients.
-        conflicts: share of a round's clients in conflict with the step; NaN for bounds.
-        seconds: of all rounds of a run, with their evaluations.
-        not_finite: of how many repetitions the numbers are not finite, and left out.
-        without_value: how many clients that other rows count have no value in one repetition at least.
-        infinite: a client's value is infinite at the end of one of the repetitions.
-        numbers: by name, the number of each repetition.
-    """
+    """A row of the table."""
 
     method: str
-    bound: str = ""
-    learning_rate: float | None = None
-    repetitions: int = 0
-    mean: Figure = Figure()
-    worst_10: Figure = Figure()
-    worst_client: str = ""
-    worst: Figure = Figure()
-    angle: Figure = Figure()
-    std: Figure = Figure()
-    conflicts: float = nan
-    seconds: float = nan
-    not_finite: int = 0
-    without_value: int = 0
-    infinite: bool = False
-    numbers: Mapping[str, Mapping[Repetition, float]] = field(default_factory=dict)
+    bound: str = ""  # what the bound is called, if the row is one
+    learning_rate: float | None = None  # of its clients; None without a single one
+    repetitions: int = 0  # that ran to their end
+    mean: Figure = Figure()  # over the clients
+    worst_10: Figure = Figure()  # over the worst tenth of them
+    worst_client: str = ""  # with the worst mean over the seeds; empty where several divisions make clients anew
+    worst: Figure = Figure()  # its value; with several divisions, that of the worst client of each
+    angle: Figure = Figure()  # fairness angle in radians; without numbers where small values are good
+    std: Figure = Figure()  # over the clients
+    conflicts: float = nan  # share of a round's clients in conflict with the step; NaN for bounds
+    seconds: float = nan  # of all rounds of a run, with their evaluations
+    not_finite: int = 0  # repetitions whose numbers are not finite, and left out
+    without_value: int = 0  # clients that other rows count, without a value in one repetition at least
+    infinite: bool = False  # a client's value is infinite at the end of a repetition
+    numbers: Mapping[str, Mapping[Repetition, float]] = field(default_factory=dict)  # by name, of each repetition
 
 
 def summaries(
@@ -83,12 +57,8 @@ def summaries(
 ) -> list[MethodSummary]:
     """One row per method.
 
-    Args:
-        methods: the methods.
-        metric: whose values count; those of the clients' own models, where they have any.
-        stage: of the values.
-        mode: which of them are good.
-        reference: the method that others are compared with; default the first.
+    A metric's values are those of the clients' own models, where they have any. The reference, by default the first
+    method, is what the others are compared with.
     """
     named = {method.label: (method, method.own(metric, stage)) for method in methods}
     numbers = {label: method.numbers(name, stage, mode) for label, (method, name) in named.items()}
@@ -99,8 +69,7 @@ def summaries(
     for label, (method, name) in named.items():
         figures = {
             key: Figure(
-                Spread.of(found.values()),
-                mark(found, base.get(key, {}), mode == "max" and key not in ("angle", "std")),
+                Spread.of(found.values()), mark(found, base.get(key, {}), mode == "max" and key not in ("angle", "std"))
             )
             for key, found in numbers[label].items()
             if key in ("mean", "worst_10", "worst", "angle", "std")

@@ -23,16 +23,11 @@ def loss_angle(losses: Tensor) -> float:
 
 
 def fair_weights(losses: Tensor, cosine: bool = False, equal: float = EQUAL_LOSSES) -> Tensor | None:
-    """Weights of the fair-driven objective: positive for clients whose loss must fall faster.
+    """Weights ``[m]`` of the fair-driven objective: positive for clients whose loss must fall faster.
 
-    Args:
-        losses: ``[m]`` on the CPU.
-        cosine: the gradient of ``-cos(1, F)`` (FedLF, equation 5), which is ``sin(angle(F, 1)) / ||F||`` long, in place
-            of weights ``h`` of unit length along it (FedMDFG, Algorithm 1, line 14).
-        equal: angle in radians between losses and ``(1, ..., 1)`` up to which losses count as equal.
-
-    Returns:
-        ``[m]``; ``None`` where the direction is undefined: one client, equal losses, or all losses 0.
+    They are of unit length (``h``: FedMDFG, Algorithm 1, line 14). With ``cosine`` they are the gradient of
+    ``-cos(1, F)`` (FedLF, equation 5), which is ``sin(angle(F, 1)) / ||F||`` long. ``None`` where the direction is
+    undefined: one client, losses all 0, or equal up to an angle ``equal`` in radians between them and ``(1, ..., 1)``.
     """
     m, total, squares = len(losses), float(losses.sum()), float(losses.square().sum())
     deviation = float((losses - total / m).norm())
@@ -44,17 +39,11 @@ def fair_weights(losses: Tensor, cosine: bool = False, equal: float = EQUAL_LOSS
 
 
 class Directions(NamedTuple):
-    """Directions of ``B`` layers or blocks of layers.
+    """Directions of ``B`` layers or blocks of layers."""
 
-    Attributes:
-        coeff: ``[B, m + h]`` their coefficients.
-        solved: ``[B]`` whether they are not zero, and fall for every online row.
-        fair: ``[B]`` whether the hull had the fair row.
-    """
-
-    coeff: Tensor
-    solved: Tensor
-    fair: Tensor
+    coeff: Tensor  # [B, m + h]
+    solved: Tensor  # [B] whether they are not zero, and fall for every online row
+    fair: Tensor  # [B] whether the hull had the fair row
 
 
 def common_descent(
@@ -62,20 +51,8 @@ def common_descent(
 ) -> Directions:
     """Shortest vectors in the convex hulls of rows and a fair row (MGDA), see :func:`fl_lightning.ops.common_descent`.
 
-    Args:
-        gram: ``[B, m + h, m + h]``.
-        cohort: the round's clients, whose rows come first.
-        weights: ``[m]`` of the fair row; ``None``, or zeros, leave it out.
-        scale: ``[B, m + h]`` factor of each row, 0 leaves it out; ``None``: rows of equal length.
+    From ``gram [B, m + h, m + h]``, weights ``[m]`` of the fair row (``None``, or zeros, leave it out) and factors
+    ``scale [B, m + h]`` of the rows, of which 0 leaves one out; ``None``: rows of equal length.
     """
-    return Directions(
-        *ops.common_descent(
-            gram,
-            len(cohort),
-            scale,
-            weights,
-            zero_row=ZERO_ROW,
-            zero_direction=ZERO_DIRECTION,
-            rounding=rounding_error(cohort),
-        )
-    )
+    bounds = {"zero_row": ZERO_ROW, "zero_direction": ZERO_DIRECTION, "rounding": rounding_error(cohort)}
+    return Directions(*ops.common_descent(gram, len(cohort), scale, weights, **bounds))

@@ -182,13 +182,9 @@ def conclusion(
 ) -> str | None:
     """One line about how the budgets were kept; warns of clients above theirs, and of scores that are no logits.
 
-    Args:
-        method: whose report it is.
-        notion: which disparity.
-        surrogates: of the clients that have reported, by id, on their training data in their last round.
-        true: likewise the disparities themselves; NaN where a client lacks one of the groups.
-        lowest: the lowest score that any sample had in any round.
-        budget_of: a client's budget.
+    ``surrogates`` are those of the clients that have reported, by id, on their training data in their last round;
+    ``true`` likewise the disparities themselves, NaN where a client lacks one of the groups. ``lowest`` is the lowest
+    score that any sample had in any round.
     """
     known = {client: found for client, found in true.items() if not math.isnan(found)}
     if not known:

@@ -23,13 +23,7 @@ class PersonalLayers(ClientRule):
 
     A client trains the received model with its own values of these layers in place. Its update is zero there, so the
     global model keeps the values with which training began; they are a client's own until its first report counts.
-
-    Args:
-        directory: where the layers lie in files between rounds; ``None``: in memory on the CPU and in the checkpoint.
-
-    Attributes:
-        method: the method's name, for errors.
-        part_bytes: how large the layers of one client are.
+    Between rounds the layers lie in files of ``directory``, or without one in memory on the CPU and in the checkpoint.
     """
 
     method: str
@@ -39,7 +33,7 @@ class PersonalLayers(ClientRule):
     def __init__(self, directory: str | None = None) -> None:
         self.directory = directory
         self._received: tuple[Tensor, Tensor] | None = None
-        self.part_bytes = 0
+        self.part_bytes = 0  # of one client's layers
 
     @abstractmethod
     def find(self, module: nn.Module, layout: ParamLayout) -> Layers:

@@ -15,21 +15,14 @@ from fl_lightning.core.storage.per_client import plain
 class PreviousModels(ClientRule):
     """Remembers every client's model at the end of its local training, BatchNorm's statistics included.
 
-    A client whose report did not arrive keeps the model of the round before.
-
-    Args:
-        model_device: where the models live; ``None``: on the federation's device.
-        max_models: most clients to remember; ``None``: all.
-
-    Attributes:
-        received: the global model of this round.
-        previous: the client's last local model, on the device of the module; ``None`` if there is none.
+    A client whose report did not arrive keeps the model of the round before. Models live on ``model_device``, by
+    default the federation's, and at most ``max_models`` of them.
     """
 
     models = at_clients(device="model_device", capacity="max_models")
 
-    received: Snapshot
-    previous: Snapshot | None = None
+    received: Snapshot  # the global model of this round
+    previous: Snapshot | None = None  # the client's last local one, on the module's device
 
     def __init__(self, model_device: str | None = None, max_models: int | None = None) -> None:
         self.model_device, self.max_models = model_device, max_models

@@ -22,11 +22,8 @@ class ClassPrototypes(ClientRule):
 
     Features are taken before the optimizer's step on their batch. The server's mean counts every client that holds the
     class alike; a class that no client of the round holds keeps the prototype that it had, if any. Negative class
-    indices mark samples without a class.
-
-    Attributes:
-        prototypes: ``[C, d]`` the server's prototypes in double precision; ``None`` before the first round has ended.
-        known: ``[C]`` which classes have one; ``None`` likewise.
+    indices mark samples without a class. ``prototypes [C, d]`` are in double precision, and ``known [C]`` says which
+    classes have one; both are ``None`` before the first round has ended.
     """
 
     needs = Needs(features=True)

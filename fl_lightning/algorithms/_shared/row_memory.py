@@ -20,17 +20,10 @@ HISTORY_LIMIT = 8 * 2**30
 
 
 class RemembersRows(ServerRule):
-    """A server rule that remembers clients' rows.
+    """A server rule that remembers clients' rows for ``window`` rounds (``None``: all); ``history`` has them.
 
-    Args:
-        window: rounds that a row is kept for; ``None`` for all.
-        max_history: most rows to remember, oldest dropped first; ``None``: one for every client seen, if that is no
-            more than 8 GiB.
-        history_device: where remembered rows live, for instance ``"cpu"``; ``None``: beside the updates.
-
-    Attributes:
-        history: the remembered rows.
-        planned_rows: how many they are at most, in this fit.
+    At most ``max_history`` are remembered, oldest dropped first; ``None``: one for every client seen, if that is no
+    more than 8 GiB. They live on ``history_device``; ``None``: beside the updates.
     """
 
     columnwise = True
@@ -42,7 +35,7 @@ class RemembersRows(ServerRule):
             for name, value in (("max_history", max_history), ("history_device", history_device)):
                 check_unused(f"{name} of {type(self).__name__}", value, None, "where no rows are remembered")
         self.window, self.max_history, self.history_device = window, max_history, history_device
-        self.planned_rows = 0
+        self.planned_rows = 0  # at most, in this fit
 
     @property
     def reads(self) -> Reads:  # type: ignore[override]
@@ -88,10 +81,7 @@ class RemembersRows(ServerRule):
 
 
 def _fitting(row: int, layers: int) -> int:
-    """How many rows of ``row`` bytes fit into the limit with their products, ``8 layers`` bytes a pair; at least one.
-
-    Rounded down to two digits.
-    """
+    """How many rows of ``row`` bytes fit into the limit with products of ``8 layers`` bytes a pair, to two digits."""
     pair = 8 * layers
     number = (isqrt(row * row + 4 * pair * HISTORY_LIMIT) - row) // (2 * pair)
     digits = int(10 ** max(len(str(number)) - 2, 0))

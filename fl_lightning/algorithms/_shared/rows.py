@@ -45,17 +45,11 @@ def mean_squares(gram: Tensor, online: int) -> Tensor:
 
 
 class Rescaled(NamedTuple):
-    """A direction at its final length.
+    """A direction at its final length."""
 
-    Attributes:
-        coeff: ``[L, k]`` its coefficients.
-        factor: what it was multiplied by.
-        ratio: how long it was before, beside the mean row.
-    """
-
-    coeff: Tensor
-    factor: float
-    ratio: float
+    coeff: Tensor  # [L, k]
+    factor: float  # what it was multiplied by
+    ratio: float  # how long it was before, beside the mean row
 
 
 def as_long_as_mean(coeff: Tensor, slopes: Tensor, squares: Tensor) -> Rescaled:
@@ -88,35 +82,17 @@ def no_step(rule: ServerRule, cohort: Cohort, **scalars: float) -> Tensor:
 
 
 class Seen(NamedTuple):
-    """What is known of a direction, on the CPU.
+    """What is known of a direction, on the CPU."""
 
-    Attributes:
-        coeff: ``[L, k]`` its coefficients.
-        slopes: ``[L, k]`` its products with the rows.
-        squares: ``[L]`` squared lengths of the mean of the online rows.
-        solved: ``[L]`` whether it holds in a layer; numbers, if they come from a device.
-        fair: ``[L]`` whether a fair row took part, likewise.
-    """
-
-    coeff: Tensor
-    slopes: Tensor
-    squares: Tensor
-    solved: Tensor
-    fair: Tensor
+    coeff: Tensor  # [L, k]
+    slopes: Tensor  # [L, k] products with the rows
+    squares: Tensor  # [L] squared lengths of the mean of the online rows
+    solved: Tensor  # [L] whether it holds in a layer; numbers, if they come from a device
+    fair: Tensor  # [L] whether a fair row took part, likewise
 
 
 class JointRows:
-    """The rows of a round's ``m`` clients, followed by those of ``h`` clients that are remembered.
-
-    Args:
-        cohort: the round's clients.
-        method: the rule's name, for errors.
-        history: the remembered rows.
-        absent: the remembered clients to count.
-
-    Attributes:
-        gram: ``[L, m + h, m + h]`` Gram matrices of the layers, beside the rows.
-    """
+    """The rows of a round's ``m`` clients, followed by those of ``h`` clients that are remembered and absent."""
 
     def __init__(
         self, cohort: Cohort, method: str, history: RowHistory | None = None, absent: Sequence[int] = ()

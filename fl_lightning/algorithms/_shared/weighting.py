@@ -25,14 +25,7 @@ def nonnegative_losses(cohort: Cohort, method: str) -> Tensor:
 
 
 def reported(cohort: Cohort, name: str, shape: tuple[int | None, ...], method: str) -> Tensor:
-    """What all clients reported under a name, ``[m, ...]`` float64 on the CPU.
-
-    Args:
-        cohort: the cohort.
-        name: of the entry of its extras.
-        shape: of one client's; ``None`` stands for any length.
-        method: whose error it is.
-    """
+    """What all clients reported under a name, ``[m, ...]`` float64 on the CPU; in a shape, ``None`` is any length."""
     found, m = cohort.extras.get(name), len(cohort)
     sizes = ", ".join("m" if place == 0 else str(size or "any") for place, size in enumerate((m, *shape)))
     if found is None:
@@ -45,18 +38,7 @@ def reported(cohort: Cohort, name: str, shape: tuple[int | None, ...], method: s
 
 
 def require_parts(values: Tensor, wholes: Tensor | float, cohort: Cohort, name: str, method: str) -> None:
-    """Checks that what clients reported under a name ``[m, ...]`` lies between 0 and what it is a part of.
-
-    Args:
-        values: what they reported, or some of it.
-        wholes: ``[m, ...]``, such as the samples among which somebody was counted.
-        cohort: the cohort.
-        name: of the entry of its extras.
-        method: whose error it is.
-
-    Raises:
-        ValueError: a client, which it names, reported something else.
-    """
+    """Checks that what clients reported under a name ``[m, ...]`` lies between 0 and what it is a part of."""
     limits = torch.as_tensor(wholes, dtype=values.dtype).expand_as(values)
     _require((values >= 0) & (values <= limits), values, limits, cohort, name, method)
 

@@ -168,11 +168,7 @@ def below_half(dishonest: float | int, guard: Guard) -> float | int:
 
 
 def require_clients(m: int, guard: Guard) -> None:
-    """Refuses cohorts that are too small for what a guard promises.
-
-    Raises:
-        CannotGuardError: says how many clients there are and how many it takes.
-    """
+    """Refuses cohorts that are too small for what a guard promises."""
     if m < guard.needed(m):
         raise CannotGuardError(
             f"{m} usable report{'s' * (m > 1)}, fewer than the {guard.needed(m)} that {guard!r} needs"

@@ -17,15 +17,10 @@ from fl_lightning.core.cohort import Cohort
 
 
 def selected(distances: Tensor, dishonest: int, count: int) -> list[int]:
-    """Section 4, step 1: Krum's choice among the rows that are left, ``count`` times.
+    """Section 4, step 1: places of Krum's choice among the rows that are left, ``count`` (theta) times, in this order.
 
-    Args:
-        distances: ``[n, n]`` squared.
-        dishonest: ``f``. Krum looks at the ``k - f - 2`` nearest of ``k`` rows that are left, at least at one.
-        count: the paper's theta.
-
-    Returns:
-        The places of the chosen rows, in the order of choice.
+    From squared distances ``[n, n]``. Krum looks at the ``k - f - 2`` nearest of ``k`` rows that are left, at least at
+    one.
     """
     left, chosen = list(range(len(distances))), list[int]()
     for _ in range(count):

@@ -21,11 +21,9 @@ _BLOCK = 1 << 20  # numbers that are sorted at a time
 
 
 def by_columns(rows: Tensor, work: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Vectors ``[n]`` in the rows' dtype that follow from the numbers in each column alone.
+    """Vectors ``[n]`` in the dtype of rows ``[m, n]`` that follow from the numbers in each column alone.
 
-    Args:
-        rows: ``[m, n]``.
-        work: gets some columns ``[c, m]``, 16-bit numbers as float32, and gives vectors ``[c]``.
+    ``work`` gets some columns ``[c, m]``, 16-bit numbers as float32, and gives vectors ``[c]``.
     """
     width, found = max(_BLOCK // len(rows), 1), list[tuple[Tensor, ...]]()
     for start in range(0, max(rows.shape[1], 1), width):

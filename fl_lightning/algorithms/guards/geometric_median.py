@@ -18,16 +18,10 @@ from fl_lightning.core.cohort import Cohort
 
 
 def weiszfeld(distances: Tensor, alpha: Tensor, smoothing: float, iterations: int) -> Tensor:
-    """The smoothed Weiszfeld algorithm on coefficients (Algorithm 2): ``v = sum_i c_i w_i``.
+    """The smoothed Weiszfeld algorithm (Algorithm 2) on coefficients ``c [m]`` of sum 1: ``v = sum_i c_i w_i``.
 
-    Args:
-        distances: ``[m, m]`` squared, of the rows, so that iterations need no further pass over them.
-        alpha: ``[m]`` weights of the clients, summing to 1.
-        smoothing: the paper's nu, below which distances do not count as smaller.
-        iterations: the paper's R.
-
-    Returns:
-        ``[m]`` coefficients ``c``, which sum to 1.
+    From squared distances ``[m, m]`` of the rows, so that iterations need no further pass over them, and weights
+    ``alpha [m]`` of sum 1. Below the smoothing (the paper's nu) distances do not count as smaller.
     """
     c = alpha
     for _ in range(iterations):

@@ -16,15 +16,7 @@ from fl_lightning.core.cohort import Cohort
 
 
 def scores(distances: Tensor, dishonest: int) -> Tensor:
-    """``s(i)``, section 4: the sum of a row's squared distances to its ``n - f - 2`` nearest others.
-
-    Args:
-        distances: ``[n, n]`` squared.
-        dishonest: ``f``. At least one neighbour counts.
-
-    Returns:
-        ``[n]``.
-    """
+    """``s(i)``, section 4: the sum ``[n]`` of a row's squared distances to its ``n - f - 2`` nearest others."""
     n = len(distances)
     apart = distances.clone().fill_diagonal_(torch.inf)  # nobody is their own neighbour
     return apart.sort(1).values[:, : max(n - dishonest - 2, 1)].sum(1)

@@ -18,26 +18,17 @@ _SHORT, _LONG = 0.1, 3.0
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of a message.
+    """What came of a message."""
 
-    Attributes:
-        content: what the node answered; ``None`` if nothing usable came.
-        failure: why not.
-        silent: nothing came at all, not even an error of the client app.
-    """
-
-    content: RecordDict | None = None
+    content: RecordDict | None = None  # None if nothing usable came
     failure: str = ""
-    silent: bool = False
+    silent: bool = False  # nothing came at all, not even an error of the client app
 
 
 class Mailbox:
     """Sends one message per node and matches replies with them by the message that they reply to.
 
-    Replies that nobody waits for (late, or a second time) are counted and left alone.
-
-    Attributes:
-        strays: how many such replies have come.
+    Replies that nobody waits for (late, or a second time) are counted as ``strays`` and left alone.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -49,11 +40,9 @@ class Mailbox:
     ) -> dict[int, Reply]:
         """Sends messages; returns the nodes to which that was not possible.
 
-        Args:
-            contents: by node, what makes the content: a model may be large, so one is held at a time.
-            kind: Flower's type of the message.
-            group: Flower's name for what belongs together, here the round.
-            ttl: seconds after which neither message nor reply counts; ``None``: Flower's twelve hours.
+        ``contents`` makes the content by node: a model may be large, so one is held at a time. ``group`` is Flower's
+        name for what belongs together, here the round. After ``ttl`` seconds neither message nor reply counts;
+        ``None``: Flower's twelve hours.
         """
         lost: dict[int, Reply] = {}
         for node, make in contents.items():

@@ -28,20 +28,10 @@ class Members:
 
     A node that Flower lists and that is not known yet is asked to introduce itself. It is refused, by name and with a
     warning, if it computes something else than the server. If it says that it is a client that another node is, it
-    waits until that one has gone.
+    waits until that one has gone. After ``patience`` seconds a node is asked once more, and nobody waits for it.
 
-    Args:
-        grid: Flower's connection.
-        server: takes or refuses clients.
-        besides: what every message holds.
-        patience: seconds for which a node that is to introduce itself is waited for; then it is asked once more, and
-            nobody waits.
-        keys: public keys of clients, by client, in hexadecimal digits; ``None``: keys do not count. A client that is
-            not in it yet is bound to the key that it comes with first.
-
-    Attributes:
-        nodes: by client, those that are connected.
-        refused: why nodes that are connected cannot take part.
+    ``keys`` are public keys by client, in hexadecimal digits; a client that is not in it yet is bound to the key that
+    it comes with first. With ``None``, keys do not count. ``besides`` is what every message holds.
     """
 
     def __init__(
@@ -55,22 +45,17 @@ class Members:
         self._grid, self._server, self._besides, self.keys = grid, server, besides, keys
         self._patience = patience
         self._mailbox = Mailbox(grid)
-        self.nodes: dict[int, int] = {}
+        self.nodes: dict[int, int] = {}  # of connected clients
         self._asked: dict[int, float] = {}  # until when
         self._slow: set[int] = set()
-        self.refused: dict[int, str] = {}
+        self.refused: dict[int, str] = {}  # why, by connected node
         self._rivals: dict[int, ClientIntroduction] = {}
 
     def connected(self, wanted: Collection[int], fewest: int, timeout: float) -> dict[int, int]:
         """The node of each wanted client that is connected.
 
-        Waits, at most so long, while there are too few, and while nodes that might be missing clients have not
-        introduced themselves yet.
-
-        Args:
-            wanted: clients.
-            fewest: how many there should be.
-            timeout: seconds.
+        Waits, at most so long, while there are fewer than ``fewest``, and while nodes that might be missing clients
+        have not introduced themselves yet.
         """
         until = time.monotonic() + timeout
         while True:
@@ -82,11 +67,7 @@ class Members:
             time.sleep(min(_PAUSE, max(until - time.monotonic(), 0.0)))
 
     def gather(self, fewest: int, timeout: float) -> None:
-        """Waits at the beginning until all clients are there, at most so long.
-
-        Raises:
-            TimeoutError: fewer than ``fewest`` have come; names those that were refused.
-        """
+        """Waits at the beginning for all clients, at most so long; raises TimeoutError if fewer than wanted come."""
         until, everybody = time.monotonic() + timeout, self._server.num_clients
         while len(self.nodes) < everybody and time.monotonic() < until:
             self.look()

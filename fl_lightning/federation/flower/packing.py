@@ -31,15 +31,7 @@ _M = TypeVar("_M")
 
 
 def packed(message: object, **besides: Any) -> RecordDict:
-    """Writes a message's fields, and further values, as a Flower record.
-
-    Args:
-        message: a dataclass of tensors, numbers, strings, and lists or dicts of them.
-        **besides: more of the same kind.
-
-    Raises:
-        TypeError: a value is of another kind; names where it lies.
-    """
+    """Writes the fields of a dataclass, and further values, as a Flower record; a TypeError says where others lie."""
     tensors: dict[str, Tensor] = {}
     own = {entry.name: getattr(message, entry.name) for entry in fields(message)}  # type: ignore[arg-type]
     tree = {name: _written(value, name, tensors) for name, value in {**own, **besides}.items()}
@@ -48,11 +40,7 @@ def packed(message: object, **besides: Any) -> RecordDict:
 
 
 def unpacked(record: RecordDict) -> dict[str, Any]:
-    """The values by name.
-
-    Raises:
-        MisfitError: the record is not one that :func:`packed` wrote.
-    """
+    """The values by name; raises MisfitError for a record that :func:`packed` has not written."""
     try:
         config, arrays = record[FIELDS], record[ARRAYS]
         written = config["format"]
@@ -66,11 +54,7 @@ def unpacked(record: RecordDict) -> dict[str, Any]:
 
 
 def taken(kind: type[_M], values: dict[str, Any]) -> _M:
-    """A message of a kind from :func:`unpacked` values, of which its fields are taken out.
-
-    Raises:
-        MisfitError: fields are missing, or hold what the kind does not allow.
-    """
+    """A message of a kind from :func:`unpacked` values, of which its fields are taken out."""
     return read(kind, {entry.name: values.pop(entry.name) for entry in fields(kind) if entry.name in values})  # type: ignore[arg-type]
 
 
@@ -113,12 +97,7 @@ def _array(tensor: Tensor) -> Array:
 
 
 def _tensor(array: Array) -> Tensor:
-    """A tensor in memory of PyTorch, which starts at 64-byte boundaries; never larger than what came.
-
-    Raises:
-        ValueError: the bytes are not as many as dtype and shape say.
-        KeyError: the dtype is unknown.
-    """
+    """A tensor in memory of PyTorch, which starts at 64-byte boundaries; never larger than what came."""
     dtype, shape, data = _DTYPES[array.dtype], list(array.shape), array.data
     if array.stype != _RAW or any(length < 0 for length in shape) or len(data) != prod(shape) * dtype.itemsize:
         raise ValueError(f"an array of {array.dtype} and shape {shape} came as {len(data)} bytes of {array.stype}")

@@ -23,31 +23,20 @@ FAILED = 100
 @checked(num_clients=CLIENTS, federation=FEDERATION)
 @dataclass(frozen=True)
 class Origin:
-    """What every message of a server says beside its own.
-
-    Attributes:
-        num_clients: registered clients.
-        federation: its name.
-    """
+    """What every message of a server says beside its own."""
 
     num_clients: int
-    federation: str
+    federation: str  # its name
 
 
 @checked()
 @dataclass(frozen=True)
 class Order:
-    """What a client is to do with a round's message.
-
-    Attributes:
-        trains: it trains.
-        stages: it evaluates on these data before, each once.
-        evaluated: ``[n]`` parameters to evaluate; ``None``: those of the message.
-    """
+    """What a client is to do with a round's message."""
 
     trains: bool
-    stages: tuple[Literal["val", "test"], ...]
-    evaluated: Tensor | None
+    stages: tuple[Literal["val", "test"], ...]  # to evaluate on before, each once
+    evaluated: Tensor | None  # [n]; None: those of the message
 
     def __post_init__(self) -> None:
         if len(set(self.stages)) < len(self.stages):
@@ -57,15 +46,10 @@ class Order:
 @checked()
 @dataclass(frozen=True)
 class Answer:
-    """A client's answer to a round's message.
+    """A client's answer to a round's message."""
 
-    Attributes:
-        trained: fields of its :class:`ClientMessage`; ``None`` if it was only to evaluate.
-        evaluations: fields of its :class:`EvaluationRecord` objects.
-    """
-
-    trained: Mapping[str, Any] | None
-    evaluations: Sequence[Mapping[str, Any]]
+    trained: Mapping[str, Any] | None  # fields of its :class:`ClientMessage`; None if it was only to evaluate
+    evaluations: Sequence[Mapping[str, Any]]  # fields of records
 
     @classmethod
     def of(cls, trained: ClientMessage | None, evaluations: Sequence[EvaluationRecord]) -> Answer:
@@ -73,11 +57,7 @@ class Answer:
         return cls(None if trained is None else vars(trained), [vars(record) for record in evaluations])
 
     def evaluation(self, client_id: int, index: int, stage: str) -> EvaluationRecord | None:
-        """What the client has found in a stage; ``None`` without data of it.
-
-        Raises:
-            MisfitError: it is no answer of this client to this question.
-        """
+        """What the client has found in a stage; ``None`` without data of it."""
         for fields in self.evaluations:
             if fields.get("stage") == stage:
                 return evaluation(fields, client_id, index, stage)

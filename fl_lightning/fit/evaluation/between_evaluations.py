@@ -21,14 +21,10 @@ _NOTHING = object()
 
 
 class Memory:
-    """Knows what earlier evaluations have left in a module.
-
-    Attributes:
-        names: logged names that depend on it.
-    """
+    """Knows what earlier evaluations have left in a module."""
 
     def __init__(self) -> None:
-        self.names: set[str] = set()
+        self.names: set[str] = set()  # logged names that depend on it
         self.is_empty = True
         self._module: LightningModule | None = None
         self._left: list[tuple[Kept, str | None, Any]] = []
@@ -45,9 +41,7 @@ class Memory:
     def end(self, start: WholeState, but: set[int]) -> None:
         """An evaluation is over.
 
-        Args:
-            start: what the module held at its first batch.
-            but: ids of buffers that a callback has lent it for the evaluation.
+        ``start`` is what the module held at its first batch, ``but`` the ids of buffers that a callback has lent it.
         """
         for kept in start.attributes:
             if kept.is_same() or id(kept.value) in but:
@@ -82,16 +76,11 @@ def _differs(kept: Kept, name: str | None, first: Any) -> bool:
 
 
 class Notices:
-    """What all evaluations of a strategy have in common: what was said, and what they have left in the module.
-
-    Attributes:
-        memory: what evaluations have left in the module.
-        divisible: modules of whose evaluation, by stage, the clients can be divided among processes.
-    """
+    """What all evaluations of a strategy have in common: what was said, and what they have left in the module."""
 
     def __init__(self) -> None:
         self.memory = Memory()
-        self.divisible: dict[str, ref[LightningModule]] = {}
+        self.divisible: dict[str, ref[LightningModule]] = {}  # among processes, by stage
         self._said: set[str] = set()
 
     def warn(self, text: str) -> None:

@@ -35,17 +35,8 @@ class ClientEvaluation:
     The evaluation itself goes through all batches as it would without clients, so what it logs is what plain Lightning
     logs. :class:`ClientParts` keeps apart what each client adds. Where anything else passes from client to client, each
     client's batches are evaluated once more, from what the module held before the first of them. So they are where the
-    evaluation walks over several loaders, each of which has batches of every client.
-
-    Args:
-        trainer: the trainer whose evaluation is running.
-        loaders: those that are walked, one after the other; ``None`` for data that is not divided among clients.
-        stage: ``"val"`` or ``"test"``.
-        round: rounds finished.
-        notices: what all evaluations of a strategy have in common.
-        personal: evaluates clients' own models as well, where the method has them.
-        seed: of what steps draw, with the client.
-        ranks: the processes among which clients may be divided; ``None``: there is one.
+    evaluation walks over several loaders, each of which has batches of every client. ``loaders`` are walked one after
+    the other; ``None`` stands for data that is not divided among clients.
     """
 
     def __init__(
@@ -69,6 +60,8 @@ class ClientEvaluation:
         self._values = ClientValues(active_results(trainer), self._noticed)
         self._alone = Alone(trainer, stage, self._noticed)
         self._division = Division(trainer, loader, stage, notices, ranks)
+        if not trainer.sanity_checking:
+            self._division.divide_again()
         self._parts: ClientParts | None = None
         self._clients: dict[int, ClientPart] = {}
         self._warned: set[int] = set()
@@ -76,10 +69,6 @@ class ClientEvaluation:
         self._last: Any = None
         self._steps_log = False
         self._steps = ExitStack()
-
-    def divide_again(self) -> None:
-        """See :meth:`Division.divide_again`."""
-        self._division.divide_again()
 
     def begin(self) -> None:
         """A batch is next, which may be of data that is not divided."""
@@ -234,7 +223,6 @@ class ClientEvaluation:
         self, parts: ClientParts, client: int, purpose: str, mode: AbstractContextManager[None] | None = None,
         before: bool = False,
     ) -> LoggedRow:  # fmt: skip
-        """A client's batches alone."""
         with self._from_start(parts, client, purpose, before):
             return self._alone.steps(own_batches(self._loaders, client), mode)
 
@@ -260,7 +248,8 @@ class ClientEvaluation:
         expected = self._one_step(parts)
         try:
             with self._from_start(parts, -1, "alone", before=False):
-                parts.spoil(lists)
+                for kept in lists:
+                    kept.value.append(object())  # nothing can be computed from it
                 return repr(self._alone.one_step(self._last).values) != repr(expected.values)  # NaN equals NaN here
         except Exception:  # it has found what is in the lists now
             return True

@@ -26,40 +26,22 @@ from fl_lightning.lightning.names import LightningModule
 
 @dataclass
 class ClientPart:
-    """What one client adds.
+    """What one client adds."""
 
-    Attributes:
-        logged: to what ``self.log`` collects.
-        metrics: to the module's metrics; ``None`` for those that it leaves alone.
-        size: its samples.
-        row: its values.
-        own: those of its own model, where the method has them.
-    """
-
-    logged: LoggedShare
-    metrics: list[MetricShare | None]
-    size: int
-    row: LoggedRow
-    own: LoggedRow | None = None
+    logged: LoggedShare  # to what self.log collects
+    metrics: list[MetricShare | None]  # None for those that it leaves alone
+    size: int  # its samples
+    row: LoggedRow  # its values
+    own: LoggedRow | None = None  # those of its own model, where the method has them
 
 
 class ClientParts:
     """Lets every client begin with empty metrics and with nothing logged, and joins what clients add in their order.
 
     That is all that is to be done where a module gathers in metrics whose states can be joined, and in lists that only
-    grow. Anything else that its steps leave behind passes from client to client: then nothing is put aside any more,
-    and the evaluation goes on as it would be without clients.
-
-    Args:
-        module: the module, before its first evaluation batch.
-        values: what ``self.log`` collects.
-        noticed: is not to hear of a metric's value of one batch.
-        several: more than one client is evaluated.
-        apart: clients' batches come in one piece each; otherwise nothing is put aside.
-
-    Attributes:
-        start: what the module held.
-        passed_on: names of what passes from client to client.
+    grow. Anything else that its steps leave behind passes from client to client (``passed_on`` names it): then nothing
+    is put aside any more, and the evaluation goes on as it would be without clients. So it does from the start unless
+    ``apart`` says that clients' batches come in one piece each. The module is taken as it is before its first batch.
     """
 
     def __init__(
@@ -156,11 +138,7 @@ class ClientParts:
             self.join([*self._parts, self._part()])
 
     def join(self, parts: Sequence[ClientPart] | None = None) -> None:
-        """Lets results and metrics hold what clients have added.
-
-        Args:
-            parts: of the clients in their order; ``None``: of those that were here.
-        """
+        """Lets results and metrics hold what clients have added: these in their order, or those that were here."""
         if parts is None and not self._apart:
             return
         self._apart, parts = False, self._parts if parts is None else parts
@@ -179,12 +157,7 @@ class ClientParts:
 
     @contextmanager
     def only(self, part: ClientPart, before: bool) -> Iterator[None]:
-        """Metrics and lists hold what one client has added, right after its last batch.
-
-        Args:
-            part: what it has added.
-            before: metrics hold what they held before the evaluation as well.
-        """
+        """Metrics and lists hold what one client has added; metrics, if asked for, also what they held before."""
         state = WholeState(self._module) if self.passed_on else self.start
         with state.apart():
             if before:
@@ -194,11 +167,6 @@ class ClientParts:
                     kept.put([*kept.content, *_copied(list(kept.value)[start:])])
             yield
 
-    def spoil(self, lists: Iterable[Items]) -> None:
-        """Nothing can be computed from what these lists hold."""
-        for kept in lists:
-            kept.value.extend([_Unreadable()])
-
 
 def _grows(value: object) -> bool:
     return isinstance(value, list) or (isinstance(value, deque) and value.maxlen is None)
@@ -207,9 +175,3 @@ def _grows(value: object) -> bool:
 def _copied(items: list[Any]) -> Any:
     """Items that a hook may change."""
     return apply_to_collection(items, (Tensor, np.ndarray), lambda v: v.clone() if isinstance(v, Tensor) else v.copy())
-
-
-class _Unreadable:
-    """Nothing can be computed from it."""
-
-    __slots__ = ()

@@ -15,7 +15,7 @@ from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.evaluation.between_evaluations import Notices
 from fl_lightning.fit.evaluation.client_evaluation import ClientEvaluation
 from fl_lightning.fit.evaluation.loader import EvaluationLoader
-from fl_lightning.fit.evaluation.personal import PersonalEvaluation, models_to_evaluate
+from fl_lightning.fit.evaluation.personal import personal_evaluation
 from fl_lightning.fit.evaluation.report import EvaluationReport
 from fl_lightning.lightning.evaluation_batches import untagged_batches, walked_loaders
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer, TrainerFn
@@ -38,15 +38,9 @@ class EvaluatedModel(Protocol):
 class Evaluator:
     """Runs around every validation and test, whose hooks the state callback passes on.
 
-    Args:
-        model: binds the parameters to evaluate.
-        algorithm: the server rule.
-        client_rule: the client rule, whose personal models are evaluated beside the global one.
-        seed: root of the random numbers that an evaluation draws.
-        report: tells users what was found; ``None``: nobody does.
-
-    Attributes:
-        record: the last finished evaluation; ``None`` if it ran on data that is not divided among clients.
+    ``seed`` is the root of the random numbers that an evaluation draws. ``report`` tells users what was found, if
+    anybody does. ``record`` is the last finished evaluation, ``None`` if it ran on data that is not divided among
+    clients.
     """
 
     def __init__(
@@ -63,23 +57,16 @@ class Evaluator:
     def loader(
         self, module: LightningModule, stage: str, loaders: ClientLoaders, limit: int | float
     ) -> EvaluationLoader:
-        """Walks over the clients' data of a stage.
-
-        Raises:
-            ValueError: the module fetches batches itself, so nobody knows whose they are.
-        """
+        """Walks over the clients' data of a stage; refuses a module that fetches batches itself."""
         step = module.validation_step if stage == "val" else module.test_step
         if "dataloader_iter" in signature(step).parameters:
             raise ValueError(f"{type(module).__name__}.{step.__name__} must take a batch, found dataloader_iter")
         return EvaluationLoader(loaders, limit)
 
     def begin(self, trainer: Trainer, stage: str, loaded: Mapping[str, Any] | None) -> None:
-        """Binds the parameters to evaluate, and starts to collect if the stage's data is divided among clients.
+        """Binds the parameters to evaluate, and starts to collect if the data of the stage (val or test) is divided.
 
-        Args:
-            trainer: the trainer.
-            stage: ``"val"`` or ``"test"``.
-            loaded: the federated state of the checkpoint that the trainer function has loaded, if any.
+        ``loaded`` is the federated state of the checkpoint that the trainer function has loaded, if any.
         """
         # Validation inside a fit follows the round whose epoch is still open.
         rounds = trainer.current_epoch + int(trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking)
@@ -87,17 +74,12 @@ class Evaluator:
         seed = derive_seed(self._seed, stage, rounds)
         self._guard.enter_context(isolated(seed, trainer.strategy.root_device))
         self._model.show()
-        layers = self._algorithm.layers
-        models = models_to_evaluate(trainer, self._client_rule, loaded, layers, self._model.trained)
         loaders = _divided_loaders(trainer)
         if loaders:
-            personal = None
-            if models is not None and not trainer.sanity_checking:
-                personal = PersonalEvaluation(trainer, models, layers)
+            layers, trained = self._algorithm.layers, self._model.trained
+            personal = personal_evaluation(trainer, self._client_rule, loaded, layers, trained)
             ranks = trainer.strategy.ranks  # type: ignore[attr-defined]
             self._running = ClientEvaluation(trainer, loaders, stage, rounds, self._notices, personal, seed, ranks)
-            if not trainer.sanity_checking:
-                self._running.divide_again()
             self._guard.enter_context(self._running.listening())
             self._guard.enter_context(untagged_batches(trainer, self._running.begin, self._running.batch))
         elif not trainer.sanity_checking:

@@ -18,44 +18,32 @@ class PredictionLoader(LoaderOfAll):
 
     One loader, not a list of them: a list would make Lightning demand a ``dataloader_idx`` argument and rename every
     metric.
-
-    Attributes:
-        share: the clients that this process walks over; ``None``: all.
     """
 
     def __init__(self, loaders: ClientLoaders, limit: int | float) -> None:
         super().__init__(loaders)
-        self.share: Sequence[int] | None = None
-        self._counts = [limited(limit, loaders.num_batches(client)) for client in range(len(loaders))]
+        self.share: Sequence[int] | None = None  # clients of this process; None: all
+        self.counts = [limited(limit, loaders.num_batches(client)) for client in range(len(loaders))]
 
     def __len__(self) -> int:
-        return sum(self._counts)
+        return sum(self.counts)
 
     @property
     def last_client(self) -> int:
         """The last client that has a batch here; -1 if there is none."""
-        return max((client for client in self._walked() if self._counts[client]), default=-1)
+        return max((client for client in self._walked() if self.counts[client]), default=-1)
 
     def _walked(self) -> Sequence[int]:
-        return range(len(self._counts)) if self.share is None else self.share
-
-    @property
-    def counts(self) -> Sequence[int]:
-        """Batches of each client."""
-        return self._counts
+        return range(len(self.counts)) if self.share is None else self.share
 
     @property
     def num_evaluated(self) -> int:
         """How many clients have a batch."""
-        return sum(count > 0 for count in self._counts)
-
-    def num_batches(self, client_id: int) -> int:
-        """How many batches of the client count."""
-        return self._counts[client_id]
+        return sum(count > 0 for count in self.counts)
 
     def of_client(self, client_id: int) -> Iterator[tuple[Any, int]]:
         """The client's batches alone, with their numbers of samples."""
-        return islice(self.loaders.batches(client_id, seed=None), self._counts[client_id])
+        return islice(self.loaders.batches(client_id, seed=None), self.counts[client_id])
 
     def __iter__(self) -> Iterator[Any]:
         for client in self._walked():
@@ -67,26 +55,20 @@ class EvaluationLoader(PredictionLoader):
     """Walks over all clients' batches and says of each one whose it is."""
 
     def __iter__(self) -> Iterator[ClientBatch]:
-        starts = [0, *accumulate(self._counts)]
+        starts = [0, *accumulate(self.counts)]
         for client in self._walked():
-            count = self._counts[client]
+            count = self.counts[client]
             for index, (batch, size) in enumerate(self.of_client(client)):
                 place = None if self.share is None else starts[client] + index
                 yield ClientBatch(client, index == 0, index + 1 == count, size, batch, self, place)
 
 
 class OwnBatches(NamedTuple):
-    """A client's batches of one loader.
-
-    Attributes:
-        batches: they, and their numbers of samples.
-        number: how many they are.
-        loader: the loader's number, as steps are told; ``None``: there is one loader.
-    """
+    """A client's batches of one loader, with their numbers of samples."""
 
     batches: Iterable[tuple[Any, int]]
     number: int
-    loader: int | None = None
+    loader: int | None = None  # its number, as steps are told; None: there is one
 
 
 def own_batches(loaders: Sequence[EvaluationLoader | None], client_id: int) -> list[OwnBatches]:
@@ -97,5 +79,5 @@ def own_batches(loaders: Sequence[EvaluationLoader | None], client_id: int) -> l
         if one is None or client_id >= len(one.counts):
             found.append(OwnBatches((), 0, told))
         else:
-            found.append(OwnBatches(one.of_client(client_id), one.num_batches(client_id), told))
+            found.append(OwnBatches(one.of_client(client_id), one.counts[client_id], told))
     return found

@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An evaluation whose clients are divided among the processes of a fit.
-
-Each process evaluates its clients. What each of them adds is exchanged, and joined in the order of clients, as one
-process does it.
-"""
+"""An evaluation divided among processes: what clients add is joined in their order, as in one process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
@@ -34,23 +30,29 @@ class Division:
         self._trainer, self._loader, self._stage, self._notices, self._ranks = trainer, loader, stage, notices, ranks
         self._module: LightningModule = trainer.lightning_module
         self._step = f"{type(self._module).__name__}.{'validation' if stage == 'val' else 'test'}_step"
-        self._watch = LoggerWatch(trainer)
+        self._touches_loggers = False
 
     @property
     def is_divided(self) -> bool:
         """Whether other processes evaluate some of the clients."""
         return self._ranks is not None and self._loader.share is not None
 
-    def watching(self) -> AbstractContextManager[None]:
-        """Around a step."""
-        return nullcontext() if self._ranks is None or self.is_divided else self._watch.watching()
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around a step: notices whether it writes to loggers itself, because rank 0 must then see all steps."""
+        if self._ranks is None or self.is_divided:
+            yield
+            return
+        loggers = self._trainer.loggers
+        self._trainer.loggers = watched = _Watched(loggers)
+        try:
+            yield
+        finally:
+            self._touches_loggers |= watched.touched
+            self._trainer.loggers = loggers
 
     def of_all(self, own: dict[int, ClientPart], parts: ClientParts, values: ClientValues) -> dict[int, ClientPart]:
-        """What the clients of all processes have added, in the order of clients.
-
-        Raises:
-            RankError: they cannot be joined.
-        """
+        """What the clients of all processes have added, in the order of clients."""
         reason = self._obstacle(parts, values)
         if reason is not None:
             raise RankError(
@@ -71,7 +73,7 @@ class Division:
             return f"carries on {', '.join(parts.passed_on) or 'a list'} from one client to the next"
         if self._notices.memory.names or parts.adds_to_older_metrics:
             return "depends on what earlier evaluations have left"
-        if self._watch.touched:
+        if self._touches_loggers:
             return "writes to loggers itself"
         if values.logs_steps:
             return "logs values of single batches (on_step=True)"
@@ -97,29 +99,6 @@ class Division:
             return
         if num_loaders(self._trainer) == 1 and batch_callback(self._trainer, self._stage) is None:
             loader.share = fair_shares(loader.counts, ranks.size)[ranks.rank]
-
-
-class LoggerWatch:
-    """Notices whether evaluation steps write to loggers themselves: then rank 0 must see all of them.
-
-    Attributes:
-        touched: whether they do.
-    """
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer, self.touched = trainer, False
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Around a step."""
-        trainer, watched = self._trainer, _Watched(self._trainer.loggers)
-        loggers = trainer.loggers
-        trainer.loggers = watched
-        try:
-            yield
-        finally:
-            self.touched |= watched.touched
-            trainer.loggers = loggers
 
 
 class _Watched(list[Any]):

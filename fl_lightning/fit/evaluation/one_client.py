@@ -51,8 +51,7 @@ class Alone:
     def steps(self, loaders: Sequence[OwnBatches], mode: AbstractContextManager[None] | None = None) -> LoggedRow:
         """What the module logs about a client whose batches are all that it sees.
 
-        Returns:
-            What it logs; nothing but the error if a step raises, and what came before if the hook does.
+        If a step raises, that is nothing but the error, and if the hook does, what came before.
         """
         row = LoggedRow()
         with mode or nullcontext(), counted_batches(self._trainer, [own.number for own in loaders]):
@@ -68,11 +67,7 @@ class Alone:
             return self.end(row) if self.has_hook else row
 
     def one_step(self, batch: Any) -> LoggedRow:
-        """What one evaluation step logs; the module must be prepared for it.
-
-        Raises:
-            Exception: the module's own.
-        """
+        """What one evaluation step logs; the module must be prepared for it."""
         notes = RecordedLogs(self._noticed)
         with self._unheard(notes):
             self._one(notes, batch, 0)
@@ -91,11 +86,7 @@ class Alone:
             getattr(module, self._end)(output, batch, index, *told)
 
     def end(self, row: LoggedRow) -> LoggedRow:
-        """Runs the epoch-end hook for a client.
-
-        Returns:
-            The same, and what the hook logs until it ends or raises; then the row holds the error.
-        """
+        """Runs the epoch-end hook for a client; adds what it logs until it ends or raises, and the error."""
         notes = RecordedLogs(self._noticed)
         error = None
         with self._unheard(notes), shown_metrics(self._trainer, row.values), self._noticed.apart():
@@ -159,12 +150,8 @@ def _refuse(*args: Any, **kwargs: Any) -> Any:
 class RecordedLogs:
     """``self.log`` that adds up a client's values: means by samples, sums, largest, smallest, and metrics.
 
-    Args:
-        noticed: tells undefined values.
-        loader: number of the loader that is being walked, which Lightning adds to names; ``None``: there is one.
-
-    Attributes:
-        size: gives how much the next values weigh, where the module does not say it.
+    ``loader`` is the number of the loader that is being walked, which Lightning adds to names; ``None``: there is one.
+    ``size`` gives how much the next values weigh, where the module does not say it.
     """
 
     def __init__(self, noticed: Noticed, loader: int | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,36 +20,22 @@ from fl_lightning.lightning.names import Trainer, TrainerFn, rank_zero_warn
 PREFIX = "personal/"
 
 
-class PersonalModels(NamedTuple):
-    """The clients' own models: ``of`` gives a client's, ``trained`` names the parameters that they have."""
-
-    of: Callable[[int], Snapshot | ModelPart | None]
-    trained: Sequence[str] | None
-
-
-def models_to_evaluate(
+def personal_evaluation(
     trainer: Trainer,
     rule: ClientRule,
     loaded: Mapping[str, Any] | None,
     layers: LayerSpec,
     trained: Sequence[str] | None,
-) -> PersonalModels | None:
-    """The clients' own models that belong to the global one, or ``None`` where there are none to evaluate.
+) -> PersonalEvaluation | None:
+    """Evaluates the clients' own models that belong to the global one; ``None`` where there are none.
 
-    Those of the rule, or, if ``validate`` or ``test`` loads a checkpoint, that checkpoint's. Warns if it has none that
-    this rule can take, rather than evaluate those of another time.
-
-    Args:
-        trainer: the trainer whose evaluation is running.
-        rule: the client rule.
-        loaded: the federated state of the checkpoint, if it has one.
-        layers: the order of the models' parameters.
-        trained: names of the parameters that the running or last fit trains; ``None`` before the first.
+    Those of the rule, or, if ``validate`` or ``test`` loads a checkpoint (its federated state: ``loaded``), that
+    checkpoint's. Warns if it has none that this rule can take, rather than evaluate those of another time.
     """
-    if not overrides(rule, "personal_model"):
+    if trainer.sanity_checking or not overrides(rule, "personal_model"):
         return None
     if trainer.state.fn == TrainerFn.FITTING or trainer.ckpt_path is None:
-        return PersonalModels(rule.personal_model, trained)
+        return PersonalEvaluation(trainer, rule.personal_model, layers, trained)
     name, state = type(rule).__name__, loaded or {}
     fit = state.get("fit", {})
     if not str(fit.get("method", "")).endswith(f" with {name}"):
@@ -57,7 +43,7 @@ def models_to_evaluate(
     else:
         try:
             trained = _laid_out(fit, trainer.lightning_module, layers)
-            return PersonalModels(kept.at(rule, state["client_rule"]).personal_model, trained)
+            return PersonalEvaluation(trainer, kept.at(rule, state["client_rule"]).personal_model, layers, trained)
         except (FileNotFoundError, ValueError) as error:
             reason = str(error)
     rank_zero_warn(f"personal models are not evaluated with the checkpoint {trainer.ckpt_path}: {reason}")
@@ -78,10 +64,15 @@ def _laid_out(fit: Mapping[str, Any], module: nn.Module, layers: LayerSpec) -> t
 class PersonalEvaluation:
     """Lets a module be its clients' own models; what a part of one lacks comes from the global model."""
 
-    def __init__(self, trainer: Trainer, models: PersonalModels, layers: LayerSpec) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        model_of: Callable[[int], Snapshot | ModelPart | None],
+        layers: LayerSpec,
+        trained: Sequence[str] | None,
+    ) -> None:
         self._module, self._device = trainer.lightning_module, trainer.strategy.root_device
-        self._model_of = models.of
-        self._layout = ParamLayout.from_module(self._module, layers, models.trained)
+        self._model_of, self._layout = model_of, ParamLayout.from_module(self._module, layers, trained)
 
     def standing_in(self, client_id: int) -> AbstractContextManager[None] | None:
         """Makes the module the client's own model for a while; ``None`` if it has none."""

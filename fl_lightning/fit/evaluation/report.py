@@ -20,15 +20,6 @@ _MANY_CLIENTS = 200
 _WORDS: Mapping[Mode, str] = {"max": "large", "min": "small", "abs": "near 0"}
 
 
-def evaluation_metrics(record: EvaluationRecord) -> dict[str, float]:
-    """Summary numbers of an evaluation under the names of docs/logged.md."""
-    metrics: dict[str, float] = {}
-    for name in record.values:
-        metrics |= {f"fed/{name}/{key}": float(value) for key, value in record.summary(name).items()}
-        metrics[f"fed/{name}/undefined"] = float(len(record.undefined.get(name, ())))
-    return metrics
-
-
 def shown_angle(record: EvaluationRecord, metrics: Mapping[str, float], fairness_metric: str | None) -> float | None:
     """The fairness angle for the progress bar: that of ``fairness_metric``, else of the first metric that has one."""
     names = [fairness_metric] if fairness_metric is not None else list(record.values)
@@ -36,23 +27,11 @@ def shown_angle(record: EvaluationRecord, metrics: Mapping[str, float], fairness
     return next((angle for angle in angles if not isnan(angle)), None)
 
 
-def client_metrics(record: EvaluationRecord, by_name: bool = False) -> dict[str, float]:
-    """Every client's values under ``fed/<metric>/client/<id>``, or under its name."""
-    labels = record.client_names if by_name else record.client_ids
-    return {
-        f"fed/{name}/client/{label}": float(value)
-        for name, values in record.values.items()
-        for label, value in zip(labels, values, strict=True)
-    }
-
-
 class EvaluationReport:
     """Logs and prints how evenly the clients fare.
 
-    Args:
-        metric: the metric whose direction and angle are of interest; ``None``: see :func:`shown_angle`.
-        mode: which values of ``metric`` are good; or of every metric in the mapping.
-        by_name: log clients' values under their names.
+    ``metric`` is that whose direction and angle are of interest; ``None``: see :func:`shown_angle`. ``mode`` says which
+    of its values are good, or it of every metric in the mapping.
     """
 
     def __init__(self, metric: str | None, mode: Mode | Mapping[str, Mode], by_name: bool = False) -> None:
@@ -95,11 +74,21 @@ class EvaluationReport:
             show_in_progress_bar(trainer, {"angle": angle})
 
     def numbers(self, record: EvaluationRecord) -> tuple[dict[str, float], dict[str, float]]:
-        """The summary, and clients' values unless they are many; warns of what is missing or undefined in them."""
+        """The summary, and clients' values unless they are many, under the names of docs/logged.md.
+
+        Warns of what is missing or undefined in them.
+        """
         self._look_for_metric(record)
         self._name_undefined(record)
-        few = len(record.client_ids) <= _MANY_CLIENTS
-        return evaluation_metrics(record), client_metrics(record, self._by_name) if few else {}
+        metrics, of_clients = dict[str, float](), dict[str, float]()
+        labels = record.client_names if self._by_name else record.client_ids
+        for name, values in record.values.items():
+            metrics |= {f"fed/{name}/{key}": float(value) for key, value in record.summary(name).items()}
+            metrics[f"fed/{name}/undefined"] = float(len(record.undefined.get(name, ())))
+            if len(labels) <= _MANY_CLIENTS:
+                pairs = zip(labels, values, strict=True)
+                of_clients |= {f"fed/{name}/client/{label}": float(value) for label, value in pairs}
+        return metrics, of_clients
 
     def _name_undefined(self, record: EvaluationRecord) -> None:
         """Warns once per metric of clients for which it is undefined."""

@@ -8,9 +8,4 @@ from fl_lightning.report.callbacks.client_table import ClientTable, format_clien
 from fl_lightning.report.callbacks.fit_recorder import FitRecorder
 from fl_lightning.report.callbacks.report import Report
 
-__all__ = [
-    "ClientTable",
-    "FitRecorder",
-    "Report",
-    "format_client_table",
-]
+__all__ = ["ClientTable", "FitRecorder", "Report", "format_client_table"]
