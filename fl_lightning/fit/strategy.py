@@ -98,7 +98,7 @@ class FederatedStrategy(ReadableStrategy):
         planned_steps: on the CPU, record the operations of a local step once with ``torch.compile`` and repeat them in
             memory that stays. Small networks train faster, with the same bits; what cannot be recorded is computed as
             ever, and the log says why. What a step reads is checked as well as ``torch.compile`` checks it: see
-            docs/speed.md.
+            docs/planned_steps.md.
 
     Raises:
         TypeError: an argument has the wrong type.
