@@ -20,17 +20,11 @@ BufferPolicy = Literal["mean", "global", "largest"]
 
 @dataclass(frozen=True)
 class BufferReport:
-    """A client's buffers after training.
+    """A client's buffers after training."""
 
-    Attributes:
-        size: the client's samples.
-        values: by name: all persistent buffers, and of the rest those that the client has changed.
-        votes: which buffers it has written as memory banks.
-    """
-
-    size: int
-    values: Mapping[str, Tensor]
-    votes: Mapping[str, Vote] = field(default_factory=dict)
+    size: int  # samples
+    values: Mapping[str, Tensor]  # all persistent buffers, and of the rest those that the client has changed
+    votes: Mapping[str, Vote] = field(default_factory=dict)  # which it has written as memory banks
 
 
 class _Found(NamedTuple):
@@ -47,19 +41,13 @@ class BufferBank:
 
     Untrained parameters with the shape of a trained one are EMA teachers (BYOL, DINO, MoCo): they are in no optimizer
     and follow the student. They are combined like buffers, and so are non-persistent buffers, which may be memory
-    banks. In most modules these never change, so clients report those alone that they changed, and a client that left
-    a tensor as it was counts with the global value. A non-persistent buffer that got another shape is a cache: it comes
+    banks. In most modules these never change, so clients report those alone that they changed, and a client that left a
+    tensor as it was counts with the global value. A non-persistent buffer that got another shape is a cache: it comes
     back as it was.
 
-    Args:
-        module: the module.
-        policy: ``"mean"`` averages float buffers by sample counts, ``"largest"`` takes those of the client with the
-            most samples, ``"global"`` leaves them as they are. Integer buffers are never averaged: under ``"mean"`` and
-            ``"largest"`` they come from the client with the most samples. So do memory banks.
-        trained: names of the trained parameters; ``None``: all that require gradients.
-
-    Attributes:
-        names: of the persistent buffers.
+    The policy ``"mean"`` averages float buffers by sample counts, ``"largest"`` takes those of the client with the most
+    samples, ``"global"`` leaves them as they are. Integer buffers and memory banks are never averaged: under ``"mean"``
+    and ``"largest"`` they come from the client with the most samples.
     """
 
     def __init__(self, module: nn.Module, policy: BufferPolicy, trained: Collection[str] | None = None) -> None:
@@ -104,20 +92,13 @@ class BufferBank:
                 value.data = self._global[name].clone()
 
     def global_values(self) -> dict[str, Tensor]:
-        """The global values of all that local training may change beside parameters, by name.
-
-        It is what a client elsewhere is sent, for :meth:`put`.
-        """
+        """The global values of all that local training may change beside parameters, to be sent for :meth:`put`."""
         return dict(self._global)
 
     # ---- a client
 
     def report(self, size: int, seen: int = 0) -> BufferReport:
-        """The module's buffers as a client leaves them.
-
-        Raises:
-            ValueError: buffers appeared, vanished, or changed shape or dtype during local training.
-        """
+        """The module's buffers as a client leaves them, the same in name, shape and dtype as before."""
         has_any = bool(self.names) or any(part._buffers for part in self._module.modules())
         persistent = _buffers_of(self._module)[0] if has_any else []
         before = {name: _kind(self._found[name].value) for name in self.names}
@@ -150,22 +131,14 @@ class BufferBank:
     def report_with(
         self, size: int, values: Mapping[str, Tensor], votes: Mapping[str, Any] | None = None
     ) -> BufferReport:  # fmt: skip
-        """The report of a client elsewhere.
-
-        Raises:
-            ValueError: they are not those of the module.
-        """
+        """The report of a client elsewhere; its buffers must be those of the module."""
         if not values and self._policy == "global":
             return BufferReport(size, {})
         return BufferReport(size, self._checked(values), self._banks.heard(votes or {}))
 
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor]) -> None:
-        """Puts values of all persistent buffers into the module, and of teachers and banks as far as they came.
-
-        Raises:
-            ValueError: they are not those of the module.
-        """
+        """Puts values of all persistent buffers into the module, and of teachers and banks as far as they came."""
         for name, value in self._checked(values).items():
             self._found[name].value.data.copy_(value)
 
@@ -204,11 +177,7 @@ class BufferBank:
 
     @torch.no_grad()
     def commit(self, reports: Sequence[BufferReport]) -> None:
-        """Makes new global buffers from the clients' by the policy, and puts them into the module.
-
-        Raises:
-            ValueError: something has changed untrained parameters after a client.
-        """
+        """Makes new global buffers from the clients' by the policy, and puts them into the module."""
         self._check_between_clients()
         banks = agreed([report.votes for report in reports])
         largest = max(reports, key=lambda report: report.size, default=None)

@@ -18,9 +18,7 @@ from fl_lightning.core.errors import ModuleError
 class OptimizerState:
     """One optimizer, and what it looks like before its first step.
 
-    Args:
-        optimizer: the optimizer.
-        shared: objects that copies refer to instead of copying them: parameters, groups, states, other optimizers.
+    Copies refer to the ``shared`` objects (parameters, groups, states, other optimizers) instead of copying them.
     """
 
     def __init__(self, optimizer: Optimizer, shared: Mapping[int, Any]) -> None:
@@ -36,11 +34,7 @@ class OptimizerState:
         self.options = [group_options(group) for group in self.optimizer.param_groups]
 
     def restore(self) -> None:
-        """Puts state and attributes back to what they were at first, and options to what was taken.
-
-        Raises:
-            ModuleError: parameter groups were added or taken away since.
-        """
+        """Puts state and attributes back to what they were at first, and options to what was taken."""
         optimizer = self.optimizer
         if len(optimizer.param_groups) != len(self.options):
             raise ModuleError(

@@ -23,21 +23,13 @@ Snapshot = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Pace:
-    """What a visit counted.
+    """What a visit counted."""
 
-    Attributes:
-        steps: optimizer steps, of all optimizers.
-        batches: local batches.
-        own: with manual optimization, per scheduler: steps of its optimizer.
-        by_hand: per scheduler: how often the module stepped it.
-        odd: names of schedulers that the module stepped with an argument.
-    """
-
-    steps: int = 0
-    batches: int = 0
-    own: tuple[int, ...] = ()
-    by_hand: tuple[int, ...] = ()
-    odd: tuple[str, ...] = ()
+    steps: int = 0  # of all optimizers
+    batches: int = 0  # local ones
+    own: tuple[int, ...] = ()  # with manual optimization, per scheduler: steps of its optimizer
+    by_hand: tuple[int, ...] = ()  # per scheduler: how often the module stepped it
+    odd: tuple[str, ...] = ()  # names of schedulers that the module stepped with an argument
 
 
 class Schedules:
@@ -46,9 +38,6 @@ class Schedules:
     Between visits they are where the round began. Closing a round moves them by what a round lasts, whoever took part.
     Schedulers that the module steps by hand move as they did in the round's visits: by the steps of their optimizer
     that a round has, which the first visit tells, or once.
-
-    Attributes:
-        local_steps: optimizer steps of the fit so far, of all clients whose rounds counted.
     """
 
     def __init__(self, trainer: Trainer, clock: VisitClock) -> None:
@@ -64,7 +53,7 @@ class Schedules:
         self._arrived: dict[int, Pace] = {}
         self._paces: list[Pace] = []
         self._in_visit = False
-        self.local_steps = 0
+        self.local_steps = 0  # of the fit so far, of all clients whose rounds counted
 
     @property
     def steps(self) -> int:
@@ -90,11 +79,7 @@ class Schedules:
         self._arrived, self._paces = {}, []
 
     def arrived(self, client_id: int, pace: Pace) -> None:
-        """Hears how a client's visit went.
-
-        Raises:
-            ValueError: its schedulers were stepped by hand in a way that a round cannot repeat.
-        """
+        """Hears how a client's visit went; refuses steps by hand that a round cannot repeat."""
         self._arrived[client_id] = pace
         for place, calls in enumerate(pace.by_hand):
             steps, name = pace.own[place], self._name(place)
@@ -109,11 +94,7 @@ class Schedules:
         return self.local_steps
 
     def close_round(self) -> None:
-        """Moves schedulers and clock to the end of the round.
-
-        Raises:
-            ValueError: clients stepped a scheduler by hand in different ways.
-        """
+        """Moves schedulers and clock to the end of the round; refuses clients that stepped one in different ways."""
         if self._measured is None and self._paces and self._paces[0].batches:
             self._measured = self._paces[0]
         self._clock.close_round(self._of_a_round() or 0)

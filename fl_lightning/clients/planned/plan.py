@@ -14,12 +14,7 @@ from fl_lightning.clients.planned.program import CannotPlanError, program_of, wi
 class Plan:
     """Computes a loss and its gradients; called with the inputs of the graph.
 
-    Attributes:
-        gradients: of the last call, one per parameter.
-        last: inputs of the last call; ``None`` once it was compared.
-
-    Raises:
-        CannotPlanError: the graph cannot be repeated, or not with the same bits.
+    CannotPlanError: the graph cannot be repeated, or not with the same bits.
     """
 
     def __init__(self, graph: fx.GraphModule, inputs: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> None:
@@ -37,8 +32,8 @@ class Plan:
         places = {id(value): place for place, value in enumerate(inputs)}
         self._wanted = [places.get(id(parameter)) for parameter in parameters]
         self._program = program_of(graph, inputs, self._wanted)
-        self.gradients: Sequence[Tensor | None] = ()
-        self.last: Sequence[Tensor] | None = inputs
+        self.gradients: Sequence[Tensor | None] = ()  # of the last call, one per parameter
+        self.last: Sequence[Tensor] | None = inputs  # of the last call; None once it was compared
         self.compare()
 
     def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
@@ -49,11 +44,7 @@ class Plan:
         return returned  # type: ignore[no-any-return]
 
     def compare(self) -> None:
-        """Computes the last call by the program and by PyTorch; changes nothing.
-
-        Raises:
-            CannotPlanError: they differ.
-        """
+        """Computes the last call by the program and by PyTorch, which must agree; changes nothing."""
         inputs, self.last = self.last or (), None
         before, state = [tensor.detach().clone() for tensor in inputs], torch.get_rng_state()
         with torch.no_grad():

@@ -45,12 +45,8 @@ def program_of(
 ) -> Callable[..., Any]:
     """Runs a function and the backward pass of its loss on copies; the random generator stays where it is.
 
-    Returns:
-        A function of the inputs, to be called without autograd, that gives what was returned, in new memory, and the
-        gradients by the inputs at the places wanted; ``None`` has none.
-
-    Raises:
-        CannotPlanError: a call is of a kind that cannot be repeated.
+    Returns a function of the inputs, to be called without autograd, that gives what was returned, in new memory, and
+    the gradients by the inputs at the places wanted; ``None`` has none.
     """
     copies = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t.detach()) for t in inputs]
     for copy, tensor in zip(copies, inputs, strict=True):
@@ -66,11 +62,7 @@ def program_of(
 def with_gradients(
     function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
 ) -> tuple[list[Tensor], dict[int | None, Tensor]]:
-    """What a function returns, without its graph, and the gradients of its loss by place of their input.
-
-    Raises:
-        CannotPlanError: not exactly one tensor that it returns requires gradients.
-    """
+    """What a function returns, without its graph, and the gradients of its loss by place of their input."""
     returned = list(function(*inputs))
     losses = [tensor for tensor in returned if tensor.requires_grad]
     if len(losses) != 1:

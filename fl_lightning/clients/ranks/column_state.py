@@ -18,21 +18,13 @@ from fl_lightning.lightning.ranks import Ranks
 
 @dataclass(frozen=True)
 class ColumnState:
-    """Hands out state as the server of a real federation does, from columns that several ranks hold.
+    """Hands out state as the server of a real federation does, from columns that several ranks hold."""
 
-    Args:
-        server: the rule whose state lies in columns; the server commits rounds with it.
-        visiting: a copy of the rule, with which clients train here.
-        columns: of this rank.
-        ranks: the processes.
-        federation: what the copy is told at the beginning of each round.
-    """
-
-    server: ClientRule
-    visiting: ClientRule
-    columns: Columns
+    server: ClientRule  # its state lies in columns; the server commits rounds with it
+    visiting: ClientRule  # a copy, with which clients train here
+    columns: Columns  # of this rank
     ranks: Ranks
-    federation: Federation
+    federation: Federation  # what the copy is told at the beginning of each round
 
     def hand_out(self, owners: Mapping[int, int]) -> None:
         """Training begins: the copy gets what the clients that train here need."""
