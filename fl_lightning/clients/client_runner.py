@@ -264,6 +264,6 @@ class ClientRunner:
         """Logs what a client has logged in a copy of the fit."""
         for call in calls:
             if isinstance(call, LogCall):
-                replay(self.module, self._local.log, [call], self._loop.expect)
+                replay(self.module, self._local.log, call, self._loop.expect)
             else:
                 call.repeat(self.trainer.loggers)

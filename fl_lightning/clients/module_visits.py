@@ -90,7 +90,7 @@ class ModuleVisits:
         self._aside = [(metric, MetricState(metric)) for _, metric in metrics if joins_clients(metric)]
         self._others = [(name, metric, updates_of(metric)) for name, metric in metrics if not joins_clients(metric)]
         for _, before in self._aside:  # of all, before the first is emptied: those of a collection may share states
-            before.reset()
+            before.metric.reset()
 
     def end(self) -> Left:
         """What the visit leaves; :meth:`put_back` has to follow."""

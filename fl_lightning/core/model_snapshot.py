@@ -16,15 +16,10 @@ from fl_lightning.core.modules import model_buffers, modes_kept, named_model_buf
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Parameters and buffers of one model.
+    """Parameters and buffers of one model."""
 
-    Attributes:
-        params: ``[n]`` parameters in flat order.
-        buffers: ``[bytes]`` the persistent buffers one after the other, as uint8: exact for every dtype.
-    """
-
-    params: Tensor
-    buffers: Tensor
+    params: Tensor  # [n] in flat order
+    buffers: Tensor  # [bytes] the persistent ones one after the other, as uint8: exact for every dtype
 
     def to(self, device: torch.device | str) -> Snapshot:
         """The same model on another device."""
@@ -54,15 +49,10 @@ class Layers:
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Some layers of one model; what it lacks comes from the module that it is put into.
+    """Some layers of one model; what it lacks comes from the module that it is put into."""
 
-    Attributes:
-        values: ``params`` has the parameters of these layers, one after the other in flat order, ``buffers`` theirs.
-        find: finds the layers in a module with these trained parameters.
-    """
-
-    values: Snapshot
-    find: Callable[[nn.Module, ParamLayout], Layers]
+    values: Snapshot  # parameters of these layers alone, one after the other in flat order, and their buffers
+    find: Callable[[nn.Module, ParamLayout], Layers]  # in a module with these trained parameters
 
     def completed(self, module: nn.Module, parameters: Sequence[nn.Parameter], layout: ParamLayout) -> Snapshot:
         """The module's present model, with these layers in the places of its own."""
@@ -107,16 +97,7 @@ def standing_in(
 
     Parameters and buffers come back as the same tensors, untouched, so a graph that was built before and is used
     afterwards stays valid. Whatever the body does to the buffers (BatchNorm counts batches) is lost with it.
-
-    Args:
-        module: the module.
-        parameters: its parameters in flat order.
-        layout: the flat order.
-        model: the other model; ``None``: the module's present parameters and copies of its present buffers.
-        evaluate: everything in evaluation mode; otherwise the modes stay as they are.
-
-    Raises:
-        ValueError: the model's buffers are not those of the module.
+    ``parameters`` are the module's in flat order.
     """
     data = [parameter.data for parameter in parameters]
     with buffers_kept(module), modes_kept(submodules(module)):

@@ -52,7 +52,8 @@ def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
     if not module.automatic_optimization:
         return f"{type(module).__name__} optimizes manually"
     precision = trainer.precision_plugin
-    if type(precision) is not lightning_module("plugins.precision").Precision or any(map(callable, _set_on(precision))):
+    own: list[Any] = list(vars(precision).values())
+    if type(precision) is not lightning_module("plugins.precision").Precision or any(map(callable, own)):
         return f"Trainer(precision={trainer.precision!r})"
     window = accumulation(trainer)
     if window != 1:
@@ -79,11 +80,7 @@ def overridden_hooks(trainer: Trainer) -> Iterator[str]:
 
 
 def accumulation(trainer: Trainer) -> int:
-    """Batches per optimizer step, in every round.
-
-    Raises:
-        ValueError: a ``GradientAccumulationScheduler`` has several factors.
-    """
+    """Batches per optimizer step, the same in every round."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:
         if isinstance(callback, _Accumulation):
@@ -128,8 +125,8 @@ def transfer_is_hooked(trainer: Trainer) -> bool:
 def _differs(name: str, owner: object, base: type[object]) -> bool:
     """Whether calling a hook of an object runs anything else than its base class has.
 
-    Lightning calls whatever the instance has, be it a method of its class or a function that was set on the instance
-    (``LambdaCallback``, ``functools.wraps``), so the instance is asked.
+    Lightning calls what the instance has, maybe a function that was set on it (``LambdaCallback``,
+    ``functools.wraps``).
     """
     return _function(getattr(owner, name)) is not getattr(base, name)
 
@@ -144,10 +141,6 @@ def _function(hook: object) -> object:
     """The function behind a bound method, or behind a ``partial`` as :func:`fl_lightning.data.sources.hide` sets it."""
     hook = hook.func if isinstance(hook, partial) else hook
     return getattr(hook, "__func__", hook)
-
-
-def _set_on(instance: object) -> list[Any]:
-    return list(vars(instance).values())
 
 
 def takes_batch_index(step: Any) -> bool:

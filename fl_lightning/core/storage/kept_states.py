@@ -25,18 +25,7 @@ class KeptStates:
         self._held: dict[int, dict[str, Any]] = {}
 
     def settle(self, counted: int | None) -> dict[str, Any] | None:
-        """The state after the visit in round ``counted``; all others are deleted.
-
-        Args:
-            counted: the last round in which the client's visit counted; ``None``: there is none.
-
-        Returns:
-            The state, or ``None`` without such a round.
-
-        Raises:
-            FileNotFoundError: the state is gone.
-            ValueError: its file is damaged.
-        """
+        """The state after the visit in round ``counted``, the last that counted, if any; all others are deleted."""
         if self._folder is not None:
             for unfinished in self._path(0).parent.glob("*.part"):  # of a process that was killed
                 unfinished.unlink(missing_ok=True)

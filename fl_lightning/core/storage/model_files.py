@@ -43,12 +43,6 @@ class ClientFiles(ByClient[Snapshot]):
         return iter(self._newest)
 
     def __getitem__(self, client_id: int) -> Snapshot:
-        """Reads the client's model.
-
-        Raises:
-            KeyError: there is none.
-            ValueError: the file is damaged, or not the one that a restored state refers to.
-        """
         when, digest = self._newest[client_id]
         path = self._path(client_id, when)
         load = partial(torch.load, path, map_location="cpu", weights_only=True)
@@ -91,11 +85,7 @@ class ClientFiles(ByClient[Snapshot]):
         return {"files": torch.tensor(entries, dtype=torch.int64).view(-1, 3)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores :meth:`state_dict`; files are read when they are asked for.
-
-        Raises:
-            FileNotFoundError: a file that the state refers to is gone.
-        """
+        """Restores :meth:`state_dict`; files must be there, and are read when they are asked for."""
         self.clear()
         self._newest = {client: (when, digest) for client, when, digest in state["files"].tolist()}
         for client, (when, _) in self._newest.items():

@@ -57,19 +57,12 @@ def held_by(value: Any) -> Iterable[Any] | None:
 
 @dataclass(frozen=True)
 class How:
-    """How the contents of objects of one kind are looked at.
+    """How the contents of objects of one kind are looked at."""
 
-    Attributes:
-        read: what an object holds; its later changes do not reach that.
-        same: whether it still holds that.
-        write: lets it hold that.
-        parts: the objects in what it holds.
-    """
-
-    read: Callable[[Any], Any]
-    same: Callable[[Any, Any], bool]
-    write: Callable[[Any, Any], None]
-    parts: Callable[[Any], Iterable[Any]] = lambda content: ()
+    read: Callable[[Any], Any]  # what an object holds; its later changes do not reach that
+    same: Callable[[Any, Any], bool]  # whether it still holds that
+    write: Callable[[Any, Any], None]  # lets it hold that
+    parts: Callable[[Any], Iterable[Any]] = lambda content: ()  # the objects in what it holds
 
 
 def _same_numbers(tensor: Tensor, content: Tensor) -> bool:

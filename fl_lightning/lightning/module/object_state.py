@@ -2,8 +2,7 @@
 """All that a module keeps beside parameters and buffers, as it was at a moment, to be put back and carried on.
 
 It is found from the attributes of the module and its submodules on: containers, tensors, arrays, generators, and
-objects of people's own with all that they hold. Whatever changed inside comes back inside, so that everybody who
-holds an object sees the same.
+objects of people's own. What changed inside comes back inside, so that all who hold an object see the same.
 """
 
 from __future__ import annotations
@@ -43,23 +42,15 @@ _MANY = 100_000
 class ObjectState:
     """What the plain attributes of a module and its submodules held when this was made.
 
-    Parameters, buffers, submodules, the trainer, callbacks, data sets and metrics are not among them.
-
-    Args:
-        module: the module.
-        joins: which metrics have states that others see to; what they hold beside these is kept here.
-
-    Attributes:
-        kept: every object that may change, in an order that is the same in copies of the module.
-        metrics: metric objects by name, those that the module holds outside its submodules included.
-        alone: attributes with objects that cannot be put back, iterators and open files for instance, and their kinds.
+    Parameters, buffers, submodules, the trainer, callbacks, data sets and metrics are not among them. Metrics that it
+    ``joins`` have states that others see to; what they hold beside these is kept here.
     """
 
     def __init__(self, module: nn.Module, joins: Callable[[Metric], bool] = joins_clients) -> None:
         self._module, self._joins = module, joins
-        self.kept: list[Kept] = []
-        self.metrics: dict[str, Metric] = dict(named_metrics(module))
-        self.alone: dict[str, str] = {}
+        self.kept: list[Kept] = []  # all that may change, in an order that is the same in copies of the module
+        self.metrics: dict[str, Metric] = dict(named_metrics(module))  # those outside its submodules included
+        self.alone: dict[str, str] = {}  # kinds of attributes that cannot be put back, iterators and open files
         parts = submodules(module)
         self._structure = [(part, list(part._modules.values())) for _, part in parts]
         self.own: list[Any] = []
@@ -209,7 +200,7 @@ class Undone:
         parts = [part for metric in state.metrics.values() for _, part in submodules(metric)]
         metrics = [MetricState(part) for part in parts if isinstance(part, Metric)]
         for metric in metrics:
-            metric.reset()
+            metric.metric.reset()
         try:
             with shadowed(module, log=_ignore, log_dict=_ignore), modes_kept(submodules(module)):
                 if evaluate:
