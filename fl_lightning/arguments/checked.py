@@ -55,10 +55,7 @@ def _unchecked(target: Any) -> Callable[..., Any]:
 
 
 def check(name: str, value: Any, annotation: Any, rule: Rule | None = None) -> Any:
-    """One value of the kind that an annotation stands for, as the library keeps it; errors call it ``name``.
-
-    A TypeError says that it is of another kind, a ValueError that it breaks the rule.
-    """
+    """One value of an annotation's kind, as the library keeps it; a TypeError or ValueError calls it ``name``."""
     return _taken(name, value, _known_kind(annotation, rule))
 
 

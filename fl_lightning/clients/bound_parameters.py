@@ -25,10 +25,7 @@ from fl_lightning.ops.dtypes import accumulation_device
 
 
 class BoundParameters:
-    """Binds a module's trained parameters, on their device and in their final precision, to flat vectors.
-
-    Raises ValueError if they differ in dtype or device, or are not real floating-point numbers.
-    """
+    """Binds a module's trained parameters, of one floating-point dtype and on one device, to flat vectors."""
 
     def __init__(self, module: nn.Module, layers: LayerSpec, trained: Sequence[str] | None = None) -> None:
         self.module = module

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fl_lightning.clients.memory_banks import MemoryBanks, Vote, agreed
 from fl_lightning.core.finite import not_finite
 from fl_lightning.core.modules import _buffers_of, followers_of
+from fl_lightning.lightning.module.contents import equal_numbers, same_numbers
 from fl_lightning.ops.dtypes import accumulation_device
 
 BufferPolicy = Literal["mean", "global", "largest"]
@@ -74,7 +75,7 @@ class BufferBank:
         self._found |= {b.name: _Found(b.owner._buffers, b.key, b.value) for b in caches}
         for name, found in self._found.items():
             value, known = found.value.detach(), before.get(name)
-            unchanged = name not in self.names and known is not None and _equal(value, known)
+            unchanged = name not in self.names and known is not None and same_numbers(value, known)
             self._global[name] = known if unchanged and known is not None else value.clone()
             if known is not None and not unchanged:
                 self._moving.add(name)
@@ -119,7 +120,7 @@ class BufferBank:
         return {
             name: value.detach().clone()
             for name, value in others.items()
-            if value is not None and not _equal(value.detach(), self._global[name])
+            if value is not None and not same_numbers(value, self._global[name])
         }
 
     # ---- messages
@@ -156,7 +157,8 @@ class BufferBank:
         """Copies of the non-persistent buffers that have changed in this fit: no state dictionary has them."""
         present = {buffer.name: buffer.value for buffer in _buffers_of(self._module)[1]}
         found = {name: self._global.get(name, value) if in_visit else value for name, value in present.items()}
-        moved = {n for n, value in found.items() if n in self._moving or not _equal(value, self._global.get(n, value))}
+        before = self._global
+        moved = {n for n, v in found.items() if n in self._moving or not same_numbers(v, before.get(n, v))}
         return {name: value.detach().clone() for name, value in found.items() if name in moved}
 
     @torch.no_grad()
@@ -224,15 +226,4 @@ def _kind(tensor: Tensor) -> tuple[object, ...]:
 
 def _is_allowed(value: Tensor, before: Tensor) -> bool:
     """Whether what is not finite in a buffer was there before."""
-    return value.shape == before.shape and bool((value.isfinite() | _same(value, before)).all())
-
-
-def _same(one: Tensor, other: Tensor) -> Tensor:
-    """Elementwise equality, with NaN equal to NaN."""
-    return (one == other) | ((one != one) & (other != other))
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return torch.equal(one, other) or bool(_same(one, other).all())
+    return value.shape == before.shape and bool((value.isfinite() | equal_numbers(value, before)).all())

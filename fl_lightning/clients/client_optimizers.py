@@ -82,11 +82,7 @@ class ClientOptimizers:
 
     def take_aside(self, client_id: int) -> list[dict[str, Any]] | None:
         """The state that :meth:`end_client` set aside, to be carried to another process."""
-        return self._pending.get(client_id)
-
-    def forget_aside(self) -> None:
-        """Empties what is set aside, once it was carried away."""
-        self._pending = {}
+        return self._pending.pop(client_id, None)
 
     def put_aside(self, client_id: int, state: list[dict[str, Any]] | None) -> None:
         """Takes what :meth:`take_aside` returned in another process."""

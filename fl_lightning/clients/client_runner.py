@@ -137,7 +137,9 @@ class ClientRunner:
             )  # fmt: skip
             self.schedules.begin_visit()
             self.visits.begin()
-            self._watch_rate()
+            # The rule sees the learning rate of each step where something may change it within a visit.
+            changes = optimizers.lr is not None and (self.schedules.move_in_visits or self.full_path is not None)
+            self.hooks.rate = optimizers.present_lr if changes else None
             if needs.full_gradients:
                 loss: Tensor | None = self._full.step(work, self._local.log, self.rows.row(task.index))
                 report = self.rule.end_client(work)
@@ -162,11 +164,6 @@ class ClientRunner:
             report, self._buffers.report(task.num_samples, self.batches.seen), work.client_lr, pace,
             self._planned_steps() - before, 0 if needs.full_gradients else self._local.skipped, left,
         )  # fmt: skip
-
-    def _watch_rate(self) -> None:
-        """Lets the rule see the learning rate of each step where something may change it within a visit."""
-        changes = self.optimizers.lr is not None and (self.schedules.move_in_visits or self.full_path is not None)
-        self.hooks.rate = self.optimizers.present_lr if changes else None
 
     def _batches_of(self, client: int) -> Iterator[tuple[Any, int]]:
         for batch, size in self.batches.in_order(client):

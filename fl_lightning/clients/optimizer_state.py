@@ -16,15 +16,12 @@ from fl_lightning.core.errors import ModuleError
 
 
 class OptimizerState:
-    """One optimizer, and what it looks like before its first step.
-
-    Copies refer to the ``shared`` objects (parameters, groups, states, other optimizers) instead of copying them.
-    """
+    """One optimizer, and what it looks like before its first step."""
 
     def __init__(self, optimizer: Optimizer, shared: Mapping[int, Any]) -> None:
         self.optimizer = optimizer
         self.options: list[dict[str, Any]] = []
-        self._shared = shared
+        self._shared = shared  # parameters, groups, states, other optimizers: copies refer to these
         self._is_torch = type(optimizer).__module__.startswith("torch.optim")
         self._initial = {key: self._copied(value) for key, value in optimizer.state.items()}  # Adagrad has some
         self._attributes = self._copied(self._present())

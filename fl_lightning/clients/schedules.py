@@ -119,10 +119,7 @@ class Schedules:
         return int(place in self._patterns)
 
     def _of_a_round(self, place: int | None = None) -> int | None:
-        """Optimizer steps of a round: all, or those of a scheduler's optimizer; ``None`` before the first visit tells.
-
-        With automatic optimization they are the plan's.
-        """
+        """Optimizer steps of a round: all, or those of a scheduler's optimizer; ``None`` before the first visit."""
         if not self._manual:
             return self.steps
         measured, plan = self._measured, self._clock.plan

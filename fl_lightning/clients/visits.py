@@ -70,7 +70,6 @@ class Visits:
                 left, upload = clients.visits.packed(upload.left), replace(upload, left=Left())
             except BaseException as raised:
                 upload, error, trace = None, portable(raised), traceback.format_exc()
-            clients.optimizers.forget_aside()
             clients.restore(failed=error is not None)
         stops, trainer.should_stop = trainer.should_stop and not stopped, stopped
         return Outcome(

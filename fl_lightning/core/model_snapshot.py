@@ -117,7 +117,9 @@ def standing_in(
 @contextmanager
 def buffers_kept(module: nn.Module) -> Iterator[None]:
     """Puts copies in the places of the module's buffers (those of its metrics left out), and the tensors back."""
-    slots = _buffer_slots(submodules(module))
+    owners = [owner for _, owner in outside_metrics(submodules(module))]
+    # Every place that holds a buffer, aliases included.
+    slots = [(owner, key, value) for owner in owners for key, value in owner._buffers.items() if value is not None]
     copies = {id(value): value.detach().clone() for _, _, value in slots}
     for owner, key, value in slots:
         owner._buffers[key] = copies[id(value)]
@@ -126,12 +128,6 @@ def buffers_kept(module: nn.Module) -> Iterator[None]:
     finally:
         for owner, key, value in slots:
             owner._buffers[key] = value
-
-
-def _buffer_slots(parts: Sequence[tuple[str, nn.Module]]) -> list[tuple[nn.Module, str, Tensor]]:
-    """Every place that holds a buffer, aliases included; metrics keep theirs."""
-    owners = [owner for _, owner in outside_metrics(parts)]
-    return [(owner, key, value) for owner in owners for key, value in owner._buffers.items() if value is not None]
 
 
 def unpack(packed: Tensor, into: Sequence[Tensor]) -> None:

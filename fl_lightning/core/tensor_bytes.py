@@ -43,7 +43,6 @@ class _Packer(pickle.Pickler):
         self._places = places
 
     def persistent_id(self, obj: Any) -> int | None:
-        """Tells what is known in both processes."""
         return self._places.get(id(obj))
 
 
@@ -52,7 +51,6 @@ class _Unpacker(pickle.Unpickler):
     known: Sequence[Any]
 
     def persistent_load(self, pid: Any) -> Any:
-        """What is known in both processes."""
         return self.known[pid]
 
     def find_class(self, module: str, name: str) -> Any:

@@ -76,7 +76,7 @@ def overridden_hooks(trainer: Trainer) -> Iterator[str]:
     module, strategy = trainer.lightning_module, trainer.strategy
     yield from (f"{type(module).__name__}.{n}" for n in sorted(_MODULE_HOOKS) if _differs(n, module, LightningModule))
     yield from (f"{type(strategy).__name__}.{n}" for n in _STRATEGY_HOOKS if not _is_ours(getattr(strategy, n)))
-    yield from _step_hooks(trainer.callbacks)  # type: ignore[attr-defined]
+    yield from step_hooks(trainer.callbacks)  # type: ignore[attr-defined]
 
 
 def accumulation(trainer: Trainer) -> int:
@@ -105,12 +105,8 @@ def profiler_of(trainer: Trainer) -> str | None:
     return None if kind is lightning_module("profilers").PassThroughProfiler else str(kind.__name__)
 
 
-def step_hook_of(callbacks: Sequence[Callback]) -> str | None:
-    """``"Kind.hook"`` of the first callback with a hook around optimizer steps; ``None`` if there is none."""
-    return next(_step_hooks(callbacks), None)
-
-
-def _step_hooks(callbacks: Sequence[Callback]) -> Iterator[str]:
+def step_hooks(callbacks: Sequence[Callback]) -> Iterator[str]:
+    """``"Kind.hook"`` of callbacks' hooks around optimizer steps."""
     for callback in callbacks:
         yield from (f"{type(callback).__name__}.{name}" for name in STEP_HOOKS if _differs(name, callback, Callback))
 

@@ -117,7 +117,6 @@ class _CohortBar:
 
     @property
     def total_train_batches(self) -> int | float:
-        """Clients of a round."""
         return self.trainer.fit_loop.max_batches  # type: ignore[attr-defined,no-any-return]
 
 

@@ -76,10 +76,7 @@ class VisitClock:
     # ---- a visit
 
     def begin_round(self, steps: int, limit: int | None) -> None:
-        """Moves the clock to the beginning of the trainer's current epoch; a round has so many ticks.
-
-        Visits end with tick ``limit``, however many steps they take; ``None``: not yet known.
-        """
+        """Moves the clock to the current epoch's first tick, of ``steps``; visits end with tick ``limit``, if known."""
         self._limit = limit
         self._move_to(self._loop.trainer.current_epoch * steps)
         self._start = self.tick

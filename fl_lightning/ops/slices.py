@@ -34,10 +34,7 @@ def slice_columns(total_columns: int) -> int:
 
 
 def subtrees(begin: int, end: int, total_columns: int) -> list[tuple[int, int]]:
-    """The columns of the largest nodes of the tree that a run holds whole, in order.
-
-    The run begins at a slice, and ends at one or with the last column.
-    """
+    """The columns of the largest nodes of the tree that a run, from a slice to a slice or the end, holds whole."""
     width = slice_columns(total_columns)
     if not 0 <= begin <= end <= total_columns or begin % width or (end % width and end != total_columns):
         raise ValueError(

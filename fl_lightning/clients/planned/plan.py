@@ -12,10 +12,7 @@ from fl_lightning.clients.planned.program import CannotPlanError, program_of, wi
 
 
 class Plan:
-    """Computes a loss and its gradients; called with the inputs of the graph.
-
-    CannotPlanError: the graph cannot be repeated, or not with the same bits.
-    """
+    """Computes a loss and its gradients from the inputs of the graph, with PyTorch's bits or not at all."""
 
     def __init__(self, graph: fx.GraphModule, inputs: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> None:
         for node in graph.graph.nodes:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule
@@ -36,7 +35,7 @@ class ColumnState:
             state = kept.for_one(self.server, client)
             parts = {name: self._placed(value) for name, value in state.items() if self._in_columns(name)}
             if owner == self.ranks.rank:
-                whole = {name: self._empty(part) for name, part in parts.items()}
+                whole = {name: part.new_empty(self.columns.total) for name, part in parts.items()}
                 mine[client] = {**state, **whole}
                 for name, vector in whole.items():
                     self.columns.part(vector).copy_(parts[name])
@@ -53,9 +52,6 @@ class ColumnState:
 
     def _placed(self, part: Tensor) -> Tensor:
         return part.to(self.federation.device).contiguous()
-
-    def _empty(self, part: Tensor) -> Tensor:
-        return torch.empty(self.columns.total, dtype=part.dtype, device=part.device)
 
     def _others(self) -> list[tuple[int, tuple[int, int]]]:
         return [(rank, span) for rank, span in enumerate(self.columns.spans) if rank != self.ranks.rank]

@@ -25,7 +25,7 @@ from fl_lightning.clients.workers.pool import WorkerPool
 from fl_lightning.clients.workers.worker import STOP, RoundDone, Worker, WorkerReady
 from fl_lightning.core.aligned import padded
 from fl_lightning.lightning.client_task import ClientTask
-from fl_lightning.lightning.inspection import profiler_of, step_hook_of, users_callback
+from fl_lightning.lightning.inspection import profiler_of, step_hooks, users_callback
 from fl_lightning.lightning.names import rank_zero_info
 
 _ATTEMPTS = 3
@@ -66,7 +66,7 @@ class Parallel(Executor):
         profiler = profiler_of(trainer)
         if profiler is not None:
             return f"Trainer(profiler={profiler}) would not see what happens in worker processes"
-        hook = step_hook_of(trainer.callbacks)  # type: ignore[attr-defined]
+        hook = next(step_hooks(trainer.callbacks), None)  # type: ignore[attr-defined]
         if hook is not None:
             return f"{hook} would run in worker processes"
         between = users_callback(trainer.callbacks, "on_train_batch_start", "on_train_batch_end")  # type: ignore[attr-defined]

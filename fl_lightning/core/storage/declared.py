@@ -271,9 +271,5 @@ def at_clients(
 
 @checked()
 def row_history(*, capacity: str, planned: str, device: str) -> Declared[RowHistory]:
-    """Declares a :class:`RowHistory`; what a round remembers waits until the round has happened.
-
-    The arguments name the rule's attributes that say how many rows to keep at most, how many rows a fit will need, for
-    the memory plan, and where they live.
-    """
+    """Declares a :class:`RowHistory`, by the rule's attributes for most rows, rows that a fit needs, and device."""
     return _Rows(capacity, planned, device)

@@ -35,8 +35,9 @@ class KeptStates:
         if counted is None:
             return None
         if counted not in self._rounds():
+            place = "the memory of another process" if self._folder is None else str(self._path(counted))
             raise FileNotFoundError(
-                f"{self._place(counted)} is gone, what client {self._client_id} kept of round {counted}, the last that "
+                f"{place} is gone, what client {self._client_id} kept of round {counted}, the last that "
                 "counted for it: give it its folder back, or send counted=None to let it begin anew"
             )
         if self._folder is None:
@@ -70,6 +71,3 @@ class KeptStates:
     def _path(self, when: int) -> Path:
         assert self._folder is not None
         return client_file(self._folder, self._client_id, when)
-
-    def _place(self, when: int) -> str:
-        return "the memory of another process" if self._folder is None else str(self._path(when))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fl_lightning.core.model_snapshot import Snapshot
 from fl_lightning.core.storage.files import client_file, read_whole, write_whole
@@ -110,9 +109,5 @@ class ClientFiles(ByClient[Snapshot]):
 def _digest(model: Snapshot) -> int:
     digest = hashlib.blake2b(digest_size=8)
     for part in (model.params, model.buffers):
-        digest.update(_bytes(part))
+        digest.update(part.detach().contiguous().view(torch.uint8).numpy().data)
     return int.from_bytes(digest.digest(), "little", signed=True)
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().contiguous().view(torch.uint8).numpy().data

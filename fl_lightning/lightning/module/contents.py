@@ -65,15 +65,19 @@ class How:
     parts: Callable[[Any], Iterable[Any]] = lambda content: ()  # the objects in what it holds
 
 
-def _same_numbers(tensor: Tensor, content: Tensor) -> bool:
+def equal_numbers(one: Tensor, other: Tensor) -> Tensor:
+    """Elementwise equality, with NaN equal to NaN."""
+    return (one == other) | ((one != one) & (other != other))
+
+
+def same_numbers(tensor: Tensor, content: Tensor) -> bool:
+    """Whether two tensors are alike and hold the same numbers, NaN among them."""
     tensor = tensor.detach()
     if tensor.shape != content.shape or tensor.dtype != content.dtype or tensor.device != content.device:
         return False
     if tensor.layout != torch.strided:
         tensor, content = tensor.to_dense(), content.to_dense()
-    return torch.equal(tensor, content) or bool(
-        ((tensor == content) | ((tensor != tensor) & (content != content))).all()
-    )
+    return torch.equal(tensor, content) or bool(equal_numbers(tensor, content).all())
 
 
 @torch.no_grad()
@@ -110,7 +114,7 @@ def _parts_of_array(content: Any) -> Iterable[Any]:
     return content.ravel().tolist() if content.dtype.hasobject else ()
 
 
-NUMBERS = How(lambda tensor: tensor.detach().clone(), _same_numbers, _put_numbers)
+NUMBERS = How(lambda tensor: tensor.detach().clone(), same_numbers, _put_numbers)
 """Of a tensor."""
 
 OTHERS: tuple[tuple[Any, How], ...] = (

@@ -62,11 +62,11 @@ class ObjectState:
         for prefix, part in named:
             self._keep(PartNames(part, prefix), waiting)
         hooks = {f"{at}.{n}" if at else n: vars(part).get(n, {}) for at, part in named for n in _HOOKS}
-        self._hooks = Hooks(hooks, "")
+        self._hooks = _Hooks(hooks, "")
         waiting.extend(self._hooks.parts())
         for prefix, metric in self.metrics.items():
             if joins(metric):
-                self._keep(MetricNames(metric, prefix), waiting)
+                self._keep(_MetricNames(metric, prefix), waiting)
         self._look_into(waiting)
 
     def _look_into(self, waiting: deque[tuple[Any, str]]) -> None:
@@ -88,7 +88,7 @@ class ObjectState:
         if isinstance(value, Metric):
             self.metrics[f"{len(self.metrics)} in {name}"] = value
             if self._joins(value):
-                self._keep(MetricNames(value, name), waiting)
+                self._keep(_MetricNames(value, name), waiting)
         kinds = kinds_of(value) if len(self.kept) < _MANY else None
         if kinds is None:
             self.alone.setdefault(name, type(value).__name__)
@@ -149,39 +149,33 @@ class PartNames(Names):
         return [(value, at + name) for name, value in self.content.items() if name not in FRAMEWORK]
 
 
-class Hooks(Kept):
+class _Hooks(Kept):
     """What is to run around submodules, by attribute: many dictionaries of torch's, mostly empty ones."""
 
     value: dict[str, dict[Any, Any]]
 
     def now(self) -> dict[str, dict[Any, Any]]:
-        """See :meth:`Kept.now`."""
         return {name: dict(hooks) for name, hooks in self.value.items() if hooks}
 
     def is_same(self) -> bool:
-        """See :meth:`Kept.is_same`."""
         return not (self.changed_names() if self.content else any(self.value.values()))
 
     def put(self, content: dict[str, dict[Any, Any]]) -> None:
-        """See :meth:`Kept.put`."""
         for name, hooks in self.value.items():
             hooks.clear()
             hooks.update(content.get(name, {}))
 
     def changed_names(self) -> list[str]:
-        """See :meth:`Kept.changed_names`."""
         return [n for n, hooks in self.value.items() if not same_entries(hooks, self.content.get(n, {}))]
 
     def parts(self) -> Iterable[tuple[Any, str]]:
-        """See :meth:`Kept.parts`."""
         return [(hook, name) for name, hooks in self.content.items() for hook in hooks.values()]
 
 
-class MetricNames(Names):
+class _MetricNames(Names):
     """What a metric keeps beside states that can be joined."""
 
     def now(self) -> dict[str, Any]:
-        """See :meth:`Kept.now`."""
         return beside_states(self.value)
 
 
