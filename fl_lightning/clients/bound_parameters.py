@@ -25,7 +25,7 @@ from fl_lightning.ops.dtypes import accumulation_device
 
 
 class BoundParameters:
-    """Binds a module's trained parameters, of one floating-point dtype and on one device, to flat vectors."""
+    """Binds a module's trained parameters to flat vectors, once it is on its device and in its final precision."""
 
     def __init__(self, module: nn.Module, layers: LayerSpec, trained: Sequence[str] | None = None) -> None:
         self.module = module

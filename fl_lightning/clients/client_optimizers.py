@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from fl_lightning.clients.optimizer_state import OptimizerState, group_options, tensors_in, with_wrapped
+from fl_lightning.clients.optimizer_state import OptimizerState, group_options, with_wrapped
 
 
 def client_learning_rate(optimizers: Sequence[Optimizer]) -> tuple[float | None, float]:
@@ -113,11 +113,6 @@ class ClientOptimizers:
             if client_id in self._pending:
                 self._kept[client_id] = self._pending[client_id]
         self._pending = {}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held for clients between rounds."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(self._kept))
 
     def state_dict(self) -> dict[int, Any]:
         """Kept states by client id."""

@@ -172,8 +172,3 @@ def _moved(value: Any, device: torch.device | None, scalars: bool = False) -> An
     if isinstance(value, tuple):
         return tuple(_moved(v, device, scalars) for v in value)
     return copy.deepcopy(value)
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested dicts, lists and tuples."""
-    return (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))

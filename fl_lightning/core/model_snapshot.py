@@ -25,11 +25,6 @@ class Snapshot:
         """The same model on another device."""
         return Snapshot(self.params.to(device), self.buffers.to(device))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self.params.numel() * self.params.element_size() + self.buffers.numel()
-
 
 @dataclass(frozen=True)
 class Layers:

@@ -30,11 +30,6 @@ class WorkerPool:
         self._waiting = b""
         self.busy: set[int] = set()  # indices of the workers that are in the middle of a round
 
-    @property
-    def processes(self) -> list[int]:
-        """Ids of the workers."""
-        return [worker.pid for worker in self._workers.values()]
-
     def start(self, target: Target, places: Sequence[int]) -> None:
         """Makes new workers, which are copies of this process as it is now, and queues places for them."""
         self.stop()

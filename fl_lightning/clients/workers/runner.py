@@ -110,11 +110,6 @@ class ParallelRunner(CohortRunner):
         process.expect_forks()
         self.begin_round([])
 
-    @property
-    def processes(self) -> list[int]:
-        """Ids of the worker processes."""
-        return self._pool.processes
-
     # ---- rounds
 
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:

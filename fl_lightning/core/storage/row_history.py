@@ -61,11 +61,6 @@ class RowHistory:
     def __contains__(self, client_id: int) -> bool:
         return client_id in self._entries
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held by rows and products."""
-        return self._rows.numel() * self._rows.element_size() + 8 * self._products.gram.numel()
-
     @staticmethod
     def planned_nbytes(rows: int, columns: int, layers: int, dtype: torch.dtype) -> int:
         """Bytes that storage for ``rows`` rows of so many columns takes, products per layer included."""
