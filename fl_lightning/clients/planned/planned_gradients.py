@@ -14,8 +14,7 @@ from torch.nn.modules import module as torch_modules
 
 from fl_lightning.clients.fast_sgd import FastSGD
 from fl_lightning.clients.local_training import EagerGradients, LossGradients
-from fl_lightning.clients.planned.plan import Plan
-from fl_lightning.clients.planned.program import CannotPlanError
+from fl_lightning.clients.planned.plan import CannotPlanError, Plan
 from fl_lightning.core.modules import submodules
 from fl_lightning.lightning.fast_log import TrainingLog
 from fl_lightning.lightning.names import LightningModule, rank_zero_info
