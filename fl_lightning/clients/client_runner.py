@@ -27,7 +27,6 @@ from fl_lightning.clients.local_training import (
     LightningStep,
     LocalStep,
     LocalTrainer,
-    LossGradients,
 )
 from fl_lightning.clients.log_recorder import LoggerCall
 from fl_lightning.clients.module_calls import ClientLosses, ModuleCalls
@@ -77,12 +76,13 @@ class ClientRunner:
         step: LocalStep = LightningStep(loop)
         self.plans: PlannedGradients | None = None
         if self.full_path is None:
-            step = LeanStep(loop, self._calls, self.hooks, *self._gradients(FastSGD(trainer.optimizers[0])))
-        self._local = LocalTrainer(
-            trainer, self._calls, self.batches, rule, self.hooks, step, loop.fast_log(), loop.clock
-        )  # fmt: skip
-        self._full = FullGradients(trainer, loop, self._calls, self.batches, rule)
-        self._losses = ClientLosses(trainer, self._calls, self.batches, options.loss_batch_size)
+            eager = EagerGradients(self._calls, self.hooks, FastSGD(trainer.optimizers[0]))
+            if options.planned_steps and binding.theta.device.type == "cpu":
+                self.plans = PlannedGradients(eager, binding.parameters)
+            step = LeanStep(loop, self._calls, self.hooks, eager.optimizer, self.plans or eager)
+        self._local = LocalTrainer(trainer, self._calls, batches, rule, self.hooks, step, loop.fast_log(), loop.clock)
+        self._full = FullGradients(trainer, loop, self._calls, batches, rule)
+        self._losses = ClientLosses(trainer, self._calls, batches, options.loss_batch_size)
         self.generators: list[Any] = []  # random generators that the training data keep for themselves
 
     @property
@@ -94,14 +94,6 @@ class ClientRunner:
     def global_params(self) -> Tensor:
         """``[n]`` the global parameters."""
         return self._binding.theta
-
-    def _gradients(self, optimizer: FastSGD) -> tuple[FastSGD, LossGradients]:
-        """What steps on the lean path are taken with: gradients from plans, if the options and the device allow it."""
-        eager = EagerGradients(self._calls, self.hooks, optimizer)
-        if not self._options.planned_steps or self.global_params.device.type != "cpu":
-            return optimizer, eager
-        self.plans = PlannedGradients(eager, self._binding.parameters)
-        return optimizer, self.plans
 
     @property
     def step_kind(self) -> str:

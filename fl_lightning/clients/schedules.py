@@ -71,7 +71,7 @@ class Schedules:
     def begin_round(self) -> None:
         """Takes the schedulers' present states as every visit's starting point."""
         configs = self._trainer.lr_scheduler_configs
-        self._states = self._made()
+        self._states = SchedulerStates([config.scheduler for config in configs])
         self._shared = self._states.take()
         self._clock.scheduled = not self._manual and any(config.interval == "step" for config in configs)
         limit = self._of_a_round()
@@ -193,9 +193,6 @@ class Schedules:
             return [scheduler.state_dict() for scheduler in schedulers]
         finally:
             self._states.put(present)
-
-    def _made(self) -> SchedulerStates:
-        return SchedulerStates([config.scheduler for config in self._trainer.lr_scheduler_configs])
 
     def state_dict(self) -> dict[str, Any]:
         """What the fit has counted, and what it knows of hand-made steps."""
