@@ -3,8 +3,8 @@
 
     python -m benchmarks._gpu.every_path [--device cuda|cpu] [--part I/N]
 
-``--part 1/4`` makes a quarter of the calls; tools that take long watch several parts side by side. Without a tool it
-takes seconds, and checks that what must be finite is. PYTORCH_NO_CUDA_MEMORY_CACHING=1 makes every tensor end where its
+``--part 1/14`` makes the calls with one number of rows; tools that take long watch such parts side by side. Without a tool
+it takes seconds, and checks that what must be finite is. PYTORCH_NO_CUDA_MEMORY_CACHING=1 makes every tensor end where its
 memory ends.
 """
 

@@ -7,13 +7,14 @@ vanish under ``torch.compile``. There the kernels look at the values themselves;
 
 from __future__ import annotations
 
+from math import inf
+
 import torch
 from torch import Tensor
 
 from fl_lightning.arguments import Bounds, check, shown
 from fl_lightning.ops.slices import slice_columns
 
-_FROM_ZERO = Bounds(0)
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -97,16 +98,18 @@ def node_of_tree(columns: int, total_columns: int | None) -> None:
         )
 
 
-def integer(name: str, value: int | None, optional: bool = False, bounds: Bounds = _FROM_ZERO) -> None:
+def integer(name: str, value: int | None, optional: bool = False, least: int = 0, most: float = inf) -> None:
     """Requires an integer within bounds, or None if it is optional."""
-    if not torch.compiler.is_compiling():
-        check(name, value, int | None if optional else int, bounds)
+    if (value is None and optional) or (type(value) is int and least <= value <= most) or torch.compiler.is_compiling():
+        return
+    check(name, value, int | None if optional else int, Bounds(least, most))
 
 
 def ratio(name: str, value: float) -> None:
     """Requires a number from 0 on."""
-    if not torch.compiler.is_compiling():
-        check(name, value, float, _FROM_ZERO)
+    if (type(value) is float and 0 <= value < inf) or torch.compiler.is_compiling():
+        return
+    check(name, value, float, Bounds(0))
 
 
 def positions(name: str, chosen: Tensor, count: int) -> None:

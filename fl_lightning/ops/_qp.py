@@ -6,7 +6,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning.arguments import Bounds
 from fl_lightning.ops import _check, _library  # noqa: F401  (the import registers the ops)
 
 
@@ -116,7 +115,7 @@ def common_descent(
     """
     _square("gram", gram)
     batch, k = gram.shape[:2]
-    _check.integer("online", online, bounds=Bounds(1, k))
+    _check.integer("online", online, least=1, most=k)
     for name, numbers, shape in (("scale", scale, (batch, k)), ("weights", weights, (online,))):
         if numbers is not None:
             _check.check_shape(name, numbers, shape)

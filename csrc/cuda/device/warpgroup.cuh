@@ -26,11 +26,6 @@
 // Behind the next barrier, tensor cores see what this thread has put into shared memory.
 #define FENCE_TENSOR_CORES() asm volatile("fence.proxy.async.shared::cta;" ::: "memory")
 
-// A row in shared memory, and how far the one is that comes 8 rows later. Where there are fewer rows, any will do: its
-// products are never looked at. The tests take one that is there.
-#define ROW_OF(row, count) (row)
-#define ROWS_APART(row, count) 8
-
 // d = a b, or with more d += a b, by a whole warpgroup: 64 rows in registers, or that a descriptor names, with n rows
 // that another one does. Between WGMMA_BEGIN and WGMMA_WAIT nobody may touch d. Of the tests alone: rows and others are
 // how many of the rows hold something.

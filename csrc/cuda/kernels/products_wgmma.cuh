@@ -107,15 +107,16 @@ __device__ inline unsigned small_part(unsigned word, float factor) {
   return __float_as_uint(fmaf(x, factor * (1.0f + 0x1p-11f), -(t * (factor * (1.0f + 0x1p-11f + 0x1p-23f))))) + 0x1000u;
 }
 
-// A thread's part of its warpgroup's rows: words of two rows, 8 apart, as wgmma wants them.
+// A thread's part of its warpgroup's rows: words of two rows, 8 apart, as wgmma wants them. In place of rows that are not
+// there it takes others; their products are never looked at.
 struct OwnRows {
   int places[4], apart;  // of the first row's words in a span, in each fourth column; the second row's are so far on
 
   __device__ OwnRows(int top, int count) {
     const int lane = threadIdx.x % kWarp, row = static_cast<int>(threadIdx.x) / kWarp % 4 * 16 + lane / 4;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) places[k] = word_at(top + ROW_OF(row, count), k * 4 + lane % 4);
-    apart = ROWS_APART(row, count) * kSpan;
+    for (int k = 0; k < 4; ++k) places[k] = word_at(top + (row < count ? row : 0), k * 4 + lane % 4);
+    apart = row + 8 < count ? 8 * kSpan : 0;
   }
   // Of 16 columns: half is 0 or 1.
   template <class Shared>

@@ -146,7 +146,9 @@ class JointRows:
         gram = self.gram
         slopes, squares = products(gram, coeff), mean_squares(gram, len(self.cohort))
         if not gram.is_cpu:
-            there = torch.cat((coeff, slopes, squares[:, None], solved[:, None], fair[:, None]), 1).cpu()
+            # Of one dtype, for which a device has one launch.
+            flags = torch.stack((solved, fair), 1).to(coeff.dtype)
+            there = torch.cat((coeff, slopes, squares[:, None], flags), 1).cpu()
             coeff, slopes, each = torch.split(there, [coeff.shape[1], coeff.shape[1], 3], 1)
             squares, solved, fair = each.T.contiguous()
         return Seen(coeff, slopes, squares, solved, fair)

@@ -33,8 +33,6 @@
 #define WGMMA_BEGIN(d) simt::wgmma_begin()
 #define WGMMA(n, depth, types, tail, d, a, b, more, rows, others) simt::wgmma(n, types, d, a, b, more, rows, others)
 #define WGMMA_REGISTERS(n, depth, types, d, a, b, more, others) simt::wgmma(n, types, d, a, b, more, others)
-#define ROW_OF(row, count) ((row) < (count) ? (row) : 0)
-#define ROWS_APART(row, count) ((row) + 8 < (count) ? 8 : 0)
 #define WGMMA_END(d) simt::wgmma_end()
 #define WGMMA_WAIT(d) simt::wgmma_wait()
 
