@@ -36,12 +36,7 @@ def trusted(target: Callable[P, T]) -> Callable[P, T]:
 
 
 def altered(record: T, **changes: Any) -> T:
-    """A record of a checked dataclass with other values, which the library itself has made; they are not checked.
-
-    Args:
-        record: the record, which stays as it is.
-        **changes: the other values, by name.
-    """
+    """A record of a checked dataclass with other values, which the library itself has made; they are not checked."""
     return trusted(type(record))(**{**vars(record), **changes})
 
 
@@ -60,18 +55,7 @@ def _unchecked(target: Any) -> Callable[..., Any]:
 
 
 def check(name: str, value: Any, annotation: Any, rule: Rule | None = None) -> Any:
-    """One value, as the library keeps it.
-
-    Args:
-        name: what an error calls it.
-        value: the value.
-        annotation: its kind, as in a signature.
-        rule: what holds besides.
-
-    Raises:
-        TypeError: the value is of another kind.
-        ValueError: the value is of the kind and breaks the rule.
-    """
+    """One value of an annotation's kind, as the library keeps it; a TypeError or ValueError calls it ``name``."""
     return _taken(name, value, _known_kind(annotation, rule))
 
 

@@ -24,32 +24,19 @@ _WORDS = {Tensor: "a dense tensor", os.PathLike: "a path", dict: "a dict", list:
 
 @dataclass(frozen=True)
 class Kind:
-    """What an annotation stands for.
+    """What an annotation stands for."""
 
-    Attributes:
-        wanted: in words.
-        take: returns the value as the library keeps it, or raises :class:`Mismatch`; it gets the kind, too.
-        choices: the values to choose from, where they are listed.
-    """
-
-    wanted: str
-    take: Callable[[Kind, Any], Any]
-    choices: tuple[Any, ...] = ()
+    wanted: str  # in words
+    take: Callable[[Kind, Any], Any]  # returns the value as the library keeps it, or raises Mismatch
+    choices: tuple[Any, ...] = ()  # where they are listed
 
 
 class Mismatch(Exception):  # noqa: N818 - becomes a TypeError or a ValueError
-    """A value that is not of a kind.
-
-    Args:
-        kind: what was wanted.
-        value: what was found.
-        error: TypeError for a value of another kind, ValueError for one that breaks a rule.
-        where: the place of the value inside the argument, such as ``"[3]"``.
-    """
+    """A value that is not of a kind: a TypeError of another one, a ValueError where it breaks a rule."""
 
     def __init__(self, kind: Kind, value: Any, error: type[Exception] = TypeError, where: str = "") -> None:
         super().__init__()
-        self.kind, self.value, self.error, self.where = kind, value, error, where
+        self.kind, self.value, self.error, self.where = kind, value, error, where  # inside the argument, such as "[3]"
 
 
 def kind_of(annotation: Any, rule: Rule | None = None) -> Kind:

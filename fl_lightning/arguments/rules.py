@@ -12,23 +12,14 @@ import torch
 
 @dataclass(frozen=True)
 class Bounds:
-    """The range of a number, or of all numbers in a sequence or mapping.
+    """The range of a number, or of all numbers in a sequence or mapping."""
 
-    Attributes:
-        least: smallest number, allowed itself.
-        most: largest number, allowed itself.
-        above: the number must be larger.
-        below: the number must be smaller.
-        finite: whether NaN and infinities are refused.
-        filled: whether an empty sequence is refused.
-    """
-
-    least: float = -math.inf
+    least: float = -math.inf  # allowed itself, as is most
     most: float = math.inf
-    above: float = -math.inf
+    above: float = -math.inf  # the number is larger, and smaller than below
     below: float = math.inf
-    finite: bool = True
-    filled: bool = False
+    finite: bool = True  # NaN and infinities are refused
+    filled: bool = False  # an empty sequence is refused
 
     def words(self, integer: bool) -> str:
         """Such as ``"a number from 0 to below 1"``."""

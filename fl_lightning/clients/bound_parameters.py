@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A module whose parameters are views of flat vectors, and which of them are trained.
 
-Between clients the parameters are bound to the global vector ``theta``; during local training they are bound to the
-memory that :class:`~fl_lightning.clients.update_rows.UpdateRows` has for it. Binding assigns views and copies nothing.
-So a client cannot damage the global weights: binding the global vector again brings them back after any error.
+Between clients they are bound to the global vector ``theta``, in local training to memory of :class:`UpdateRows`.
+Binding assigns views and copies nothing, so a client cannot damage the global weights: binding them again brings them
+back.
 """
 
 from __future__ import annotations
@@ -25,20 +25,7 @@ from fl_lightning.ops.dtypes import accumulation_device
 
 
 class BoundParameters:
-    """Binds a module's trained parameters to flat vectors.
-
-    Args:
-        module: the module, already on its device and in its final precision.
-        layers: how parameters group into layers, see :meth:`ParamLayout.from_module`.
-        trained: names of the trained parameters, see there.
-
-    Attributes:
-        theta: ``[n]`` the global parameters; the module is bound to it after construction.
-        global_views: its parts with the parameters' shapes, in flat order.
-
-    Raises:
-        ValueError: the trained parameters differ in dtype or device, or are not real floating-point numbers.
-    """
+    """Binds a module's trained parameters to flat vectors, once it is on its device and in its final precision."""
 
     def __init__(self, module: nn.Module, layers: LayerSpec, trained: Sequence[str] | None = None) -> None:
         self.module = module
@@ -54,23 +41,15 @@ class BoundParameters:
             raise ValueError(f"trained parameters must be floating point, found {', '.join(kinds)}")
         # Tensors without storage that remember the memory format (channels_last).
         self._formats = [torch.empty_like(p.data, device="meta") for p in self.parameters]
-        self.theta = self.layout.flatten(self.parameters)
-        self.global_views = self.layout.views(self.theta)
+        self.theta = self.layout.flatten(self.parameters)  # [n] the global parameters
+        self.global_views = self.layout.views(self.theta)  # its parts with the parameters' shapes
         self._marks: dict[str, Tensor] = {}
         self._idle = self._not_trained()
         self._at_global = False
         self.bind_global()
 
     def renewed(self, layers: LayerSpec, optimizers: Sequence[Optimizer]) -> BoundParameters:
-        """This binding, or another one if parameters were frozen, thawed or added since, as in ``on_fit_start``.
-
-        Args:
-            layers: how parameters group into layers.
-            optimizers: the module's.
-
-        Raises:
-            ValueError: as the constructor.
-        """
+        """This binding, or another one if parameters were frozen, thawed or added since, as in ``on_fit_start``."""
         trained = trained_names(self.module, optimizers)
         named = dict(self.module.named_parameters())
         if {id(named[name]) for name in trained} == {id(p) for p in self.parameters}:
@@ -80,15 +59,7 @@ class BoundParameters:
         return BoundParameters(self.module, layers, trained)
 
     def check(self, optimizers: Sequence[Optimizer]) -> None:
-        """Makes sure that a round can begin.
-
-        Args:
-            optimizers: the module's present ones.
-
-        Raises:
-            ValueError: trained parameters were frozen, thawed, added or replaced since the layout was made, or given to
-                an optimizer or taken from it.
-        """
+        """Makes sure that a round can begin: the trained parameters are those of the layout, and the same objects."""
         named = dict(self.module.named_parameters())
         before = zip(self.layout.names, self.parameters, strict=True)
         replaced = [name for name, parameter in before if name in named and named[name] is not parameter]
@@ -127,13 +98,9 @@ class BoundParameters:
             )
 
     def check_frozen(self) -> None:
-        """Makes sure that local training left parameters alone that are not trained.
+        """Makes sure that local training left parameters alone that are not trained, and names those it did not.
 
-        Those with the shape of a trained one may change: :class:`~fl_lightning.clients.buffers.BufferBank`
-        brings them back after every client.
-
-        Raises:
-            ValueError: it did not; names the parameters.
+        Those with the shape of a trained one may change: :class:`BufferBank` brings them back after every client.
         """
         before, after = self._marks, self._frozen_marks()
         moved = [name for name, mark in before.items() if not torch.allclose(mark, after.get(name, mark), 0, 0, True)]
@@ -197,10 +164,7 @@ class BoundParameters:
     def settle(self, views: Sequence[Tensor]) -> None:
         """Fetches the values of parameters that got another storage since they were bound to these views.
 
-        ``p.data = p.data.clamp(-1, 1)`` and ``rnn.flatten_parameters()`` do that.
-
-        Raises:
-            ValueError: a parameter has another shape; names it.
+        ``p.data = p.data.clamp(-1, 1)`` and ``rnn.flatten_parameters()`` do that. Another shape is a ValueError.
         """
         for name, parameter, view in zip(self.layout.names, self.parameters, views, strict=True):
             if parameter.shape != view.shape:
@@ -237,9 +201,6 @@ def trained_names(module: nn.Module, optimizers: Sequence[Optimizer]) -> tuple[s
     """Names of the parameters that require gradients and that one of the optimizers holds.
 
     A module without optimizers moves its parameters by hand: there, all that require gradients count.
-
-    Raises:
-        ValueError: they hold none, or a tensor that is no parameter of the module and would pass from client to client.
     """
     given = given_optimizers(optimizers)
     able = trained_parameters(module, None)

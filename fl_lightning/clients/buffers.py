@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fl_lightning.clients.memory_banks import MemoryBanks, Vote, agreed
 from fl_lightning.core.finite import not_finite
 from fl_lightning.core.modules import _buffers_of, followers_of
+from fl_lightning.lightning.module.contents import equal_numbers, same_numbers
 from fl_lightning.ops.dtypes import accumulation_device
 
 BufferPolicy = Literal["mean", "global", "largest"]
@@ -20,17 +21,11 @@ BufferPolicy = Literal["mean", "global", "largest"]
 
 @dataclass(frozen=True)
 class BufferReport:
-    """A client's buffers after training.
+    """A client's buffers after training."""
 
-    Attributes:
-        size: the client's samples.
-        values: by name: all persistent buffers, and of the rest those that the client has changed.
-        votes: which buffers it has written as memory banks.
-    """
-
-    size: int
-    values: Mapping[str, Tensor]
-    votes: Mapping[str, Vote] = field(default_factory=dict)
+    size: int  # samples
+    values: Mapping[str, Tensor]  # all persistent buffers, and of the rest those that the client has changed
+    votes: Mapping[str, Vote] = field(default_factory=dict)  # which it has written as memory banks
 
 
 class _Found(NamedTuple):
@@ -47,19 +42,13 @@ class BufferBank:
 
     Untrained parameters with the shape of a trained one are EMA teachers (BYOL, DINO, MoCo): they are in no optimizer
     and follow the student. They are combined like buffers, and so are non-persistent buffers, which may be memory
-    banks. In most modules these never change, so clients report those alone that they changed, and a client that left
-    a tensor as it was counts with the global value. A non-persistent buffer that got another shape is a cache: it comes
+    banks. In most modules these never change, so clients report those alone that they changed, and a client that left a
+    tensor as it was counts with the global value. A non-persistent buffer that got another shape is a cache: it comes
     back as it was.
 
-    Args:
-        module: the module.
-        policy: ``"mean"`` averages float buffers by sample counts, ``"largest"`` takes those of the client with the
-            most samples, ``"global"`` leaves them as they are. Integer buffers are never averaged: under ``"mean"`` and
-            ``"largest"`` they come from the client with the most samples. So do memory banks.
-        trained: names of the trained parameters; ``None``: all that require gradients.
-
-    Attributes:
-        names: of the persistent buffers.
+    The policy ``"mean"`` averages float buffers by sample counts, ``"largest"`` takes those of the client with the most
+    samples, ``"global"`` leaves them as they are. Integer buffers and memory banks are never averaged: under ``"mean"``
+    and ``"largest"`` they come from the client with the most samples.
     """
 
     def __init__(self, module: nn.Module, policy: BufferPolicy, trained: Collection[str] | None = None) -> None:
@@ -86,7 +75,7 @@ class BufferBank:
         self._found |= {b.name: _Found(b.owner._buffers, b.key, b.value) for b in caches}
         for name, found in self._found.items():
             value, known = found.value.detach(), before.get(name)
-            unchanged = name not in self.names and known is not None and _equal(value, known)
+            unchanged = name not in self.names and known is not None and same_numbers(value, known)
             self._global[name] = known if unchanged and known is not None else value.clone()
             if known is not None and not unchanged:
                 self._moving.add(name)
@@ -104,20 +93,13 @@ class BufferBank:
                 value.data = self._global[name].clone()
 
     def global_values(self) -> dict[str, Tensor]:
-        """The global values of all that local training may change beside parameters, by name.
-
-        It is what a client elsewhere is sent, for :meth:`put`.
-        """
+        """The global values of all that local training may change beside parameters, to be sent for :meth:`put`."""
         return dict(self._global)
 
     # ---- a client
 
     def report(self, size: int, seen: int = 0) -> BufferReport:
-        """The module's buffers as a client leaves them.
-
-        Raises:
-            ValueError: buffers appeared, vanished, or changed shape or dtype during local training.
-        """
+        """The module's buffers as a client leaves them, the same in name, shape and dtype as before."""
         has_any = bool(self.names) or any(part._buffers for part in self._module.modules())
         persistent = _buffers_of(self._module)[0] if has_any else []
         before = {name: _kind(self._found[name].value) for name in self.names}
@@ -138,7 +120,7 @@ class BufferBank:
         return {
             name: value.detach().clone()
             for name, value in others.items()
-            if value is not None and not _equal(value.detach(), self._global[name])
+            if value is not None and not same_numbers(value, self._global[name])
         }
 
     # ---- messages
@@ -150,22 +132,14 @@ class BufferBank:
     def report_with(
         self, size: int, values: Mapping[str, Tensor], votes: Mapping[str, Any] | None = None
     ) -> BufferReport:  # fmt: skip
-        """The report of a client elsewhere.
-
-        Raises:
-            ValueError: they are not those of the module.
-        """
+        """The report of a client elsewhere; its buffers must be those of the module."""
         if not values and self._policy == "global":
             return BufferReport(size, {})
         return BufferReport(size, self._checked(values), self._banks.heard(votes or {}))
 
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor]) -> None:
-        """Puts values of all persistent buffers into the module, and of teachers and banks as far as they came.
-
-        Raises:
-            ValueError: they are not those of the module.
-        """
+        """Puts values of all persistent buffers into the module, and of teachers and banks as far as they came."""
         for name, value in self._checked(values).items():
             self._found[name].value.data.copy_(value)
 
@@ -183,7 +157,8 @@ class BufferBank:
         """Copies of the non-persistent buffers that have changed in this fit: no state dictionary has them."""
         present = {buffer.name: buffer.value for buffer in _buffers_of(self._module)[1]}
         found = {name: self._global.get(name, value) if in_visit else value for name, value in present.items()}
-        moved = {n for n, value in found.items() if n in self._moving or not _equal(value, self._global.get(n, value))}
+        before = self._global
+        moved = {n for n, v in found.items() if n in self._moving or not same_numbers(v, before.get(n, v))}
         return {name: value.detach().clone() for name, value in found.items() if name in moved}
 
     @torch.no_grad()
@@ -204,11 +179,7 @@ class BufferBank:
 
     @torch.no_grad()
     def commit(self, reports: Sequence[BufferReport]) -> None:
-        """Makes new global buffers from the clients' by the policy, and puts them into the module.
-
-        Raises:
-            ValueError: something has changed untrained parameters after a client.
-        """
+        """Makes new global buffers from the clients' by the policy, and puts them into the module."""
         self._check_between_clients()
         banks = agreed([report.votes for report in reports])
         largest = max(reports, key=lambda report: report.size, default=None)
@@ -255,15 +226,4 @@ def _kind(tensor: Tensor) -> tuple[object, ...]:
 
 def _is_allowed(value: Tensor, before: Tensor) -> bool:
     """Whether what is not finite in a buffer was there before."""
-    return value.shape == before.shape and bool((value.isfinite() | _same(value, before)).all())
-
-
-def _same(one: Tensor, other: Tensor) -> Tensor:
-    """Elementwise equality, with NaN equal to NaN."""
-    return (one == other) | ((one != one) & (other != other))
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return torch.equal(one, other) or bool(_same(one, other).all())
+    return value.shape == before.shape and bool((value.isfinite() | equal_numbers(value, before)).all())

@@ -50,24 +50,16 @@ def limited(limit: int | float, available: int) -> int:
 class ClientBatches:
     """The batches of every client's local training, from (seed, round, client) alone.
 
-    Args:
-        loaders: the clients' training data.
-        options: how long clients train.
-        limit: batches per pass: a count, or a fraction of the client's batches (at least one).
-        window: batches per optimizer step (``accumulate_grad_batches``).
-        module: a module with BatchNorm cannot train on one sample: a last batch of one joins the one before.
-
-    Attributes:
-        loaders: the clients' training data.
-        window: batches per optimizer step.
-        merges: a last batch of one sample joins the one before.
-        seen: samples that the last visit has trained on so far.
+    A pass has ``limit`` batches: a count, or a fraction of the client's batches (at least one). An optimizer step has
+    ``window`` of them (``accumulate_grad_batches``).
     """
 
     def __init__(
         self, loaders: ClientLoaders, options: LocalOptions, limit: int | float, window: int, module: nn.Module
     ) -> None:
-        self.loaders, self._options, self._limit, self.window, self.seen = loaders, options, limit, window, 0
+        self.loaders, self._options, self._limit, self.window = loaders, options, limit, window
+        self.seen = 0  # samples that the last visit has trained on so far
+        # BatchNorm cannot train on one sample: a last batch of one joins the one before.
         self.merges = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
 
     def in_training(self, client: int, round: int) -> Iterator[tuple[Any, int, int, bool, bool]]:  # noqa: A002
@@ -121,12 +113,7 @@ class ClientBatches:
     def in_order(self, client: int, batch_size: int | None = None) -> Iterator[tuple[Any, int]]:
         """One pass over all of the client's training data in the dataset's order: batches and their samples.
 
-        Args:
-            client: the client.
-            batch_size: ``None``: as in training. A size of one's own choosing: ``drop_last`` does not apply to it.
-
-        Raises:
-            ValueError: the data's ``collate_fn`` gave no batch.
+        Without a ``batch_size`` batches are as in training; ``drop_last`` does not apply to a size of one's own.
         """
         size = batch_size or self.loaders.batch_size
         whole = self.loaders.batches(client, seed=None, batch_size=size, merge_single=self.merges)

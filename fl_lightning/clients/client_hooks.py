@@ -19,12 +19,6 @@ class ClientHooks:
 
     The lean path calls these itself; on Lightning's full path the strategy does, from the hooks that Lightning gives
     it. Without a client in training they change nothing.
-
-    Attributes:
-        work: the client in training, or ``None``.
-        index: place of the present batch in its pass; Lightning hides it from a ``training_step`` that does not ask.
-        keeps_gradients: the rule sees gradients, and may keep them beyond a step for all that is known.
-        rate: gives the present learning rate where it may change within a visit; ``None`` elsewhere.
     """
 
     def __init__(self, module: nn.Module, rule: ClientRule) -> None:
@@ -32,11 +26,12 @@ class ClientHooks:
         self._changes_loss = overrides(rule, "loss_term", "shape_loss")
         self._begins = overrides(rule, "begin_batch")
         self._corrects = overrides(rule, "correct_gradients")
+        # The rule sees gradients, and may keep them beyond a step for all that is known.
         self.keeps_gradients = self._corrects and not type(rule).__module__.startswith("fl_lightning.")
         self._features = FeatureRecorder(module) if rule.needs.features else None
-        self.work: LocalWork | None = None
-        self.index = 0
-        self.rate: Callable[[], float | None] | None = None
+        self.work: LocalWork | None = None  # the client in training
+        self.index = 0  # of the batch in its pass; Lightning hides it from a training_step that does not ask
+        self.rate: Callable[[], float | None] | None = None  # where it may change within a visit
 
     def install(self) -> None:
         """Local training begins."""
@@ -82,10 +77,8 @@ class ClientHooks:
     def corrected(self, closure: Callable[[], Any], precision: object) -> Callable[[], Any]:
         """On Lightning's full path: the optimizer's closure, after which the client rule corrects the gradients.
 
-        Args:
-            closure: leaves gradients in the parameters.
-            precision: the trainer's plugin. If it scales losses (``"16-mixed"``), gradients are scaled until the
-                closure has returned.
+        Under a precision plugin that scales losses (``"16-mixed"``), gradients are scaled until the closure has
+        returned.
         """
         scaler = getattr(precision, "scaler", None) if self._corrects else None
 

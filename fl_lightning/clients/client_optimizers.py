@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from fl_lightning.clients.optimizer_state import OptimizerState, group_options, tensors_in, with_wrapped
+from fl_lightning.clients.optimizer_state import OptimizerState, group_options, with_wrapped
 
 
 def client_learning_rate(optimizers: Sequence[Optimizer]) -> tuple[float | None, float]:
     """Learning rate and momentum of the clients' optimizer.
 
-    Returns:
-        The learning rate, or ``None`` unless there is a single ``torch.optim.SGD`` with one learning rate for all
-        groups that descends (only there an update is the learning rate times a sum of gradients); and its momentum.
+    The rate is ``None`` unless there is a single ``torch.optim.SGD`` with one learning rate for all groups that
+    descends: only there an update is the learning rate times a sum of gradients.
     """
     if len(optimizers) != 1 or type(optimizers[0]) is not torch.optim.SGD:
         return None, 0.0
@@ -31,7 +30,7 @@ def client_learning_rate(optimizers: Sequence[Optimizer]) -> tuple[float | None,
 
 
 class ClientOptimizers:
-    """Makes the trainer's optimizers behave like a new one for each client.
+    """Makes the trainer's optimizers behave like a new one for each client, or ``keep`` what each one's left.
 
     The objects stay the same, because learning-rate schedulers refer to them. Each client starts with the state of a
     new optimizer and with the parameter groups' options from the start of the round. Optimizers from outside
@@ -40,17 +39,6 @@ class ClientOptimizers:
 
     Limit: an optimizer that copies parameters in its constructor keeps the copy from the start of the fit. No optimizer
     of ``torch.optim`` does this.
-
-    Args:
-        optimizers: the trainer's optimizers, before any step.
-        keep: give a client back the state that it ended its last round with.
-
-    Attributes:
-        lr: the clients' learning rate in this round, if the optimizer defines one.
-        momentum: momentum of the clients' SGD in this round.
-
-    Raises:
-        ValueError: an optimizer keeps state that cannot be kept per client.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], keep: bool) -> None:
@@ -60,7 +48,7 @@ class ClientOptimizers:
         self._busy = False
         self._take(optimizers)
 
-    def _take(self, optimizers: Sequence[Optimizer]) -> None:
+    def _take(self, optimizers: Sequence[Optimizer]) -> None:  # before any step of theirs
         self._optimizers = list(optimizers)
         self._states = [OptimizerState(optimizer, shared) for optimizer, shared in with_wrapped(optimizers)]
         for state in self._states:
@@ -70,10 +58,9 @@ class ClientOptimizers:
         self.lr, self.momentum = client_learning_rate(self._optimizers)
 
     def follow(self, optimizers: Sequence[Optimizer]) -> bool:
-        """Takes the trainer's present optimizers, which callbacks may have replaced, before any step of theirs.
+        """Takes the optimizers that callbacks may have put in the trainer; returns whether they are others.
 
-        Returns:
-            Whether they are others. States that clients have kept stay with them if the kinds are the same.
+        States that clients have kept stay with them if the kinds are the same.
         """
         if len(optimizers) == len(self._optimizers) and all(map(is_, optimizers, self._optimizers)):
             return False
@@ -95,11 +82,7 @@ class ClientOptimizers:
 
     def take_aside(self, client_id: int) -> list[dict[str, Any]] | None:
         """The state that :meth:`end_client` set aside, to be carried to another process."""
-        return self._pending.get(client_id)
-
-    def forget_aside(self) -> None:
-        """Empties what is set aside, once it was carried away."""
-        self._pending = {}
+        return self._pending.pop(client_id, None)
 
     def put_aside(self, client_id: int, state: list[dict[str, Any]] | None) -> None:
         """Takes what :meth:`take_aside` returned in another process."""
@@ -131,11 +114,6 @@ class ClientOptimizers:
                 self._kept[client_id] = self._pending[client_id]
         self._pending = {}
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held for clients between rounds."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(self._kept))
-
     def state_dict(self) -> dict[int, Any]:
         """Kept states by client id."""
         return dict(self._kept)
@@ -166,9 +144,6 @@ def load_scheduled_states(optimizers: Sequence[Optimizer], states: Sequence[Mapp
     """Restores the options (the learning rate among them) that :func:`scheduled_state` returned for every optimizer.
 
     Not through ``optimizer.load_state_dict``: it empties the state, which some optimizers fill when they are made.
-
-    Raises:
-        ValueError: the optimizers or their parameter groups are not those of the checkpoint.
     """
     if states and len(states) != len(optimizers):
         raise ValueError(f"the module must have the checkpoint's {len(states)} optimizers, found {len(optimizers)}")

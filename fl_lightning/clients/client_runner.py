@@ -20,14 +20,13 @@ from fl_lightning.clients.client_batches import ClientBatches, LocalOptions
 from fl_lightning.clients.client_hooks import ClientHooks
 from fl_lightning.clients.client_optimizers import ClientOptimizers
 from fl_lightning.clients.fast_sgd import FastSGD
-from fl_lightning.clients.full_gradient import FullGradients
 from fl_lightning.clients.local_training import (
     EagerGradients,
+    FullGradients,
     LeanStep,
     LightningStep,
     LocalStep,
     LocalTrainer,
-    LossGradients,
 )
 from fl_lightning.clients.log_recorder import LoggerCall
 from fl_lightning.clients.module_calls import ClientLosses, ModuleCalls
@@ -50,19 +49,6 @@ class ClientRunner:
 
     Executors use :meth:`train`, :meth:`restore`, :meth:`planned_cost`, :attr:`rows` and :attr:`global_params`; those
     that train in other processes use :mod:`fl_lightning.clients.visits`.
-
-    Attributes:
-        trainer: the trainer.
-        rule: the client rule.
-        rows: the round's rows.
-        hooks: what the client rule does inside local steps, for Lightning's full path.
-        optimizers: the clients' optimizers.
-        schedules: their learning-rate schedulers.
-        visits: what visits see of the module beside parameters and buffers.
-        batches: the clients' batches.
-        generators: random generators that the training data keep for themselves.
-        plans: what local steps are planned with; ``None`` if none are.
-        full_path: why local steps run through Lightning's own optimization; ``None`` on the lean path.
     """
 
     def __init__(
@@ -80,23 +66,24 @@ class ClientRunner:
         self.trainer, self.rule, self.rows = trainer, rule, rows
         self._loop, self._binding, self._buffers = loop, binding, buffers
         self._options, self._needs = options, needs
-        self.full_path = full_path_reason(trainer, self.module)
+        self.full_path = full_path_reason(trainer, self.module)  # why local steps run through Lightning's own loop
         self.schedules = Schedules(trainer, loop.clock)
         self.optimizers = ClientOptimizers(trainer.optimizers, options.keeps_optimizer)
         self.hooks = ClientHooks(self.module, rule)
-        self.visits = ModuleVisits(self.module)
+        self.visits = ModuleVisits(self.module)  # of what the module has beside parameters and buffers
         self.batches = batches
         self._calls = ModuleCalls(trainer)
         step: LocalStep = LightningStep(loop)
         self.plans: PlannedGradients | None = None
         if self.full_path is None:
-            step = LeanStep(loop, self._calls, self.hooks, *self._gradients(FastSGD(trainer.optimizers[0])))
-        self._local = LocalTrainer(
-            trainer, self._calls, self.batches, rule, self.hooks, step, loop.fast_log(), loop.clock
-        )  # fmt: skip
-        self._full = FullGradients(trainer, loop, self._calls, self.batches, rule)
-        self._losses = ClientLosses(trainer, self._calls, self.batches, options.loss_batch_size)
-        self.generators: list[Any] = []
+            eager = EagerGradients(self._calls, self.hooks, FastSGD(trainer.optimizers[0]))
+            if options.planned_steps and binding.theta.device.type == "cpu":
+                self.plans = PlannedGradients(eager, binding.parameters)
+            step = LeanStep(loop, self._calls, self.hooks, eager.optimizer, self.plans or eager)
+        self._local = LocalTrainer(trainer, self._calls, batches, rule, self.hooks, step, loop.fast_log(), loop.clock)
+        self._full = FullGradients(trainer, loop, self._calls, batches, rule)
+        self._losses = ClientLosses(trainer, self._calls, batches, options.loss_batch_size)
+        self.generators: list[Any] = []  # random generators that the training data keep for themselves
 
     @property
     def module(self) -> LightningModule:
@@ -107,14 +94,6 @@ class ClientRunner:
     def global_params(self) -> Tensor:
         """``[n]`` the global parameters."""
         return self._binding.theta
-
-    def _gradients(self, optimizer: FastSGD) -> tuple[FastSGD, LossGradients]:
-        """What steps on the lean path are taken with: gradients from plans, if the options and the device allow it."""
-        eager = EagerGradients(self._calls, self.hooks, optimizer)
-        if not self._options.planned_steps or self.global_params.device.type != "cpu":
-            return optimizer, eager
-        self.plans = PlannedGradients(eager, self._binding.parameters)
-        return optimizer, self.plans
 
     @property
     def step_kind(self) -> str:
@@ -136,11 +115,7 @@ class ClientRunner:
     # ---- one client
 
     def train(self, task: ClientTask) -> Upload:
-        """Trains one client; :meth:`restore` has to follow, whether it succeeds or not.
-
-        Returns:
-            What it sends; row ``task.index`` of :attr:`rows` holds its update.
-        """
+        """Trains one client, whose update is then in its row; :meth:`restore` has to follow, also after an error."""
         client = task.client_id
         assert client is not None
         needs, optimizers, theta, before = self._needs, self.optimizers, self.global_params, self._planned_steps()
@@ -154,7 +129,9 @@ class ClientRunner:
             )  # fmt: skip
             self.schedules.begin_visit()
             self.visits.begin()
-            self._watch_rate()
+            # The rule sees the learning rate of each step where something may change it within a visit.
+            changes = optimizers.lr is not None and (self.schedules.move_in_visits or self.full_path is not None)
+            self.hooks.rate = optimizers.present_lr if changes else None
             if needs.full_gradients:
                 loss: Tensor | None = self._full.step(work, self._local.log, self.rows.row(task.index))
                 report = self.rule.end_client(work)
@@ -169,7 +146,9 @@ class ClientRunner:
                 self.rows.close(task.index)
             pace = self.schedules.end_visit()
             left = self.visits.end()
-        self._attack(task)
+        if (attack := self._options.attack_of(client)) is not None:
+            seed = derive_seed(self._options.seed, "attack", task.round, client)
+            attack.replace(self.rows.update(task.index), theta, seed)
         if needs.accuracies:
             report = with_accuracy(report, measured["accuracy"], self.module)
         return Upload(
@@ -178,22 +157,9 @@ class ClientRunner:
             self._planned_steps() - before, 0 if needs.full_gradients else self._local.skipped, left,
         )  # fmt: skip
 
-    def _watch_rate(self) -> None:
-        """Lets the rule see the learning rate of each step where something may change it within a visit."""
-        changes = self.optimizers.lr is not None and (self.schedules.move_in_visits or self.full_path is not None)
-        self.hooks.rate = self.optimizers.present_lr if changes else None
-
     def _batches_of(self, client: int) -> Iterator[tuple[Any, int]]:
         for batch, size in self.batches.in_order(client):
             yield self._calls.converted(batch), size
-
-    def _attack(self, task: ClientTask) -> None:
-        """Puts what a dishonest client sends in place of its update."""
-        client = task.client_id
-        attack = None if client is None else self._options.attack_of(client)
-        if attack is not None and client is not None:
-            seed = derive_seed(self._options.seed, "attack", task.round, client)
-            attack.replace(self.rows.update(task.index), self.global_params, seed)
 
     def measure(self, client: int, round: int, needs: Needs) -> dict[str, float]:  # noqa: A002
         """Loss and accuracy of a client at the bound parameters, as far as ``needs`` names them."""
@@ -215,12 +181,8 @@ class ClientRunner:
             yield
 
     def restore(self, failed: bool = False) -> None:
-        """Puts parameters, buffers and optimizers back to what they were before a client.
-
-        Args:
-            failed: its training raised, perhaps with parameters frozen by ``toggle_optimizer``.
-        """
-        if failed:
+        """Puts parameters, buffers and optimizers back to what they were before a client."""
+        if failed:  # perhaps with parameters frozen by toggle_optimizer
             self._binding.thaw()
         self.hooks.work = None
         self._binding.bind_global()
@@ -266,11 +228,7 @@ class ClientRunner:
         return task.num_samples if self._needs.full_gradients else self.batches.planned_steps(task.client_id or 0)
 
     def check_round(self) -> None:
-        """All clients of a round that train here were trained; compares steps from plans with PyTorch's once more.
-
-        Raises:
-            ValueError: they have changed parameters without gradients, or a plan was wrong.
-        """
+        """All clients of a round that train here were trained; compares steps from plans with PyTorch's once more."""
         if self.plans is not None and self.plans.used:
             self.rows.bind()
             self.visits.begin()
@@ -295,6 +253,6 @@ class ClientRunner:
         """Logs what a client has logged in a copy of the fit."""
         for call in calls:
             if isinstance(call, LogCall):
-                replay(self.module, self._local.log, [call], self._loop.expect)
+                replay(self.module, self._local.log, call, self._loop.expect)
             else:
                 call.repeat(self.trainer.loggers)

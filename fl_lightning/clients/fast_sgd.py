@@ -18,12 +18,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 class FastSGD:
     """Stands in for an optimizer whose next step is plain SGD, and calls the optimizer itself otherwise.
 
-    Args:
-        optimizer: any optimizer. Whether a step is plain is decided at each step, because schedulers, callbacks and
-            the module may change the options of parameter groups at any time.
-
-    Attributes:
-        wrapped: the optimizer.
+    Each step decides, because schedulers, callbacks and the module may change options of groups at any time.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:

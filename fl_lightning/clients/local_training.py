@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.base import ClientRule, overrides
 from fl_lightning.algorithms.records import LocalWork
 from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.clients.client_hooks import ClientHooks
@@ -23,13 +24,7 @@ from fl_lightning.lightning.round_clock import VisitClock
 
 
 class LocalTrainer:
-    """Takes a client's local steps.
-
-    Attributes:
-        step: takes one step.
-        log: takes the place of the module's ``log``.
-        skipped: batches of the last visit without a loss, with automatic optimization.
-    """
+    """Takes a client's local steps."""
 
     def __init__(
         self,
@@ -43,19 +38,12 @@ class LocalTrainer:
         clock: VisitClock,
     ) -> None:
         self._clock, self._precision, self._calls, self._batches = clock, trainer.precision_plugin, calls, batches
-        self._rule, self._hooks, self.step, self.log = rule, hooks, step, log
-        self._automatic, self.skipped = trainer.lightning_module.automatic_optimization, 0
-        self._passed = 0  # batches in earlier passes of the visit
+        self._rule, self._hooks, self.step, self.log = rule, hooks, step, log  # in place of the module's ``log``
+        self._automatic = trainer.lightning_module.automatic_optimization
+        self._passed = self.skipped = 0  # of the visit: batches in earlier passes; without a loss, if automatic
 
     def train(self, work: LocalWork) -> Tensor | None:
-        """Trains the client's parameters.
-
-        Returns:
-            The sample-weighted mean of the training losses, or ``None`` if the module reported none.
-
-        Raises:
-            ValueError: the client has no batch.
-        """
+        """Trains the client's parameters; the sample-weighted mean of the losses, if the module reported any."""
         hooks = self._hooks
         hooks.work = work
         work.forward_context, work.own_loss, self._passed = self._precision.train_step_context, self._own_loss, 0
@@ -107,21 +95,70 @@ def _weighted_mean(losses: list[Tensor], sizes: list[int]) -> Tensor:
     return (wide * torch.tensor(sizes, dtype=wide.dtype, device=wide.device)).sum() / sum(sizes)
 
 
+@dataclass(frozen=True)
+class FullGradients:
+    """Uploads the gradient of all of a client's data, in place of local training (FedSGD)."""
+
+    trainer: Trainer
+    loop: FederatedEpochLoop
+    calls: ModuleCalls
+    batches: ClientBatches
+    rule: ClientRule
+
+    def step(self, work: LocalWork, log: TrainingLog, out: Tensor) -> Tensor:
+        """Writes the learning rate times a client's full gradient to ``out`` (``[n]``); returns its mean loss."""
+        if overrides(self.rule, "begin_client"):  # it looks at the client's data at the global parameters
+            work.forward_context = self.trainer.precision_plugin.val_step_context
+            with self.calls.undone():
+                self.rule.begin_client(work)
+        log.install("training_step")
+        try:
+            loss = self._gradient(work, out)
+        finally:
+            log.remove()
+        self.loop.count_step()
+        work.steps += 1
+        return loss
+
+    def _gradient(self, work: LocalWork, out: Tensor) -> Tensor:
+        assert work.client_lr is not None
+        assert work.batches is not None
+        total: Tensor | None = None
+        number = self.batches.loaders.num_batches(work.client_id, merge_single=self.batches.merges)
+        for parameter in work.parameters:
+            parameter.grad = None
+        for index, (batch, size) in enumerate(work.batches()):
+            self.loop.clock.begin_batch(is_last=index + 1 == number)
+            self.loop.expect(batch, size)
+            with self.trainer.precision_plugin.train_step_context():
+                loss = self.calls.training_loss(batch, index)
+            if loss is None:
+                raise ValueError(
+                    f"training_step must return a loss for full gradients, found None at client {work.client_id}"
+                )
+            share = loss * (size / work.num_samples)
+            torch.autograd.backward(share)
+            total = share.detach() if total is None else total + share.detach()
+        if total is None:
+            raise ValueError(f"client {work.client_id} has no batch to train on ({work.num_samples} samples)")
+        for parameter, view in zip(work.parameters, work.layout.views(out), strict=True):
+            gradient = parameter.grad
+            if gradient is not None and gradient.is_sparse:
+                gradient = gradient.to_dense()
+            view.zero_() if gradient is None else torch.mul(gradient, work.client_lr, out=view)
+        return total
+
+
 class LocalStep(ABC):
-    """Takes one step on a batch.
+    """Takes one step on a batch."""
 
-    Attributes:
-        hook: the hook that ``self.log`` takes itself to be in during a visit; ``None``: Lightning says so for each.
-    """
-
-    hook: str | None
+    hook: str | None  # in which ``self.log`` takes itself to be in a visit; ``None``: Lightning says so for each
 
     @abstractmethod
     def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
         """Takes the step, or gathers gradients for it: the loop's clock knows which.
 
-        Returns:
-            The detached loss (``None`` if the module gave none), and whether a hook asked the client to stop.
+        Returns the detached loss, if the module gave one, and whether a hook asked the client to stop.
         """
 
     def begin_visit(self) -> None:
@@ -189,11 +226,7 @@ class LossGradients(ABC):
 
     @abstractmethod
     def __call__(self, batch: Any, index: int) -> Tensor | None:
-        """Computes them.
-
-        Returns:
-            The detached loss with the client rule's term; ``None`` if the module skips the batch.
-        """
+        """The detached loss with the client rule's term; ``None`` if the module skips the batch."""
 
     def begin_visit(self) -> None:
         """A client is about to train."""

@@ -40,16 +40,10 @@ class LogRecorder(TrainingLog):
 
 
 class LoggerCall:
-    """A call of something that a logger has, such as ``logger.experiment.add_image(...)``.
-
-    Args:
-        place: of the logger among the trainer's.
-        path: attributes and items that lead to what is called.
-        args: positional arguments.
-        kwargs: keyword arguments.
-    """
+    """A call of something that a logger has, such as ``logger.experiment.add_image(...)``."""
 
     def __init__(self, place: int, path: tuple[tuple[bool, Any], ...], args: Any, kwargs: Any) -> None:
+        # Place of the logger among the trainer's, and the attributes and items (True) that lead to what is called.
         self._place, self._path, self._given = place, path, pack((args, kwargs))
 
     def repeat(self, loggers: list[Any]) -> None:
@@ -85,7 +79,6 @@ class LoggerStandIn:
         return self._step(False, name)
 
     def __getitem__(self, key: Any) -> Any:
-        """What stands in for an item."""
         return self._step(True, key)
 
     def _step(self, is_item: bool, name: Any) -> LoggerStandIn:

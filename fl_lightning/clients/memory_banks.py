@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fl_lightning.core.modules import all_buffers_of
+from fl_lightning.lightning.module.contents import equal_numbers
 
 Vote = Literal["yes", "perhaps", "no"]
 _VOTES: tuple[Vote, ...] = ("yes", "perhaps", "no")
@@ -77,7 +78,7 @@ def _pointers_of(owner: nn.Module) -> dict[str, int]:
 
 def _vote(old: Tensor, new: Tensor, start: int, end: int, samples: int) -> Vote | None:
     """Whether a buffer was written under a pointer, along its rows or its columns; ``None``: it was not changed."""
-    changed = (old != new) & ~((old != old) & (new != new))
+    changed = ~equal_numbers(old, new)
     if start == end or min(start, end) < 0 or not bool(changed.any()):
         return None
     partly: list[list[bool]] = []

@@ -20,19 +20,13 @@ from fl_lightning.lightning.names import LightningModule, Trainer
 
 
 class ModuleCalls:
-    """Calls ``training_step`` as Lightning does.
-
-    Attributes:
-        module: the trainer's module.
-        hooked: hooks of the module or the data module see batches on their way to the device.
-        undone: runs the module without a trace.
-    """
+    """Calls ``training_step`` as Lightning does."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self.module: LightningModule = trainer.lightning_module
-        self.undone = Undone(self.module)
-        self.hooked = transfer_is_hooked(trainer)
+        self.undone = Undone(self.module)  # runs it without a trace
+        self.hooked = transfer_is_hooked(trainer)  # hooks see batches on their way to the device
         self._takes_index = takes_batch_index(self.module.training_step)
         self._stays = not self.hooked and trainer.strategy.root_device.type == "cpu"
 
@@ -54,11 +48,7 @@ class ModuleCalls:
         return output if isinstance(output, Tensor) else loss_of(output)
 
     def unlogged_loss(self, batch: Any, index: int) -> Tensor:
-        """The module's loss of a batch as it is at the moment; nothing is logged and metrics stay as they are.
-
-        Raises:
-            ValueError: the module skips the batch.
-        """
+        """The module's loss of a batch as it is at the moment; nothing is logged and metrics stay as they are."""
         with self.undone(evaluate=False), self._trainer.precision_plugin.train_step_context():
             loss = loss_of(self.training_output(batch, index))
         if loss is None:
@@ -74,21 +64,13 @@ class ModuleCalls:
 class ClientLosses:
     """Measures clients on their training data, without a trace in the module, its metrics or its logs.
 
-    Args:
-        trainer: the trainer.
-        calls: how the module takes a batch.
-        batches: the clients' batches.
-        batch_size: samples per forward pass; ``None``: as many as in training, so that losses which depend on the batch
-            (contrastive ones, sums) are those that clients train on.
+    Without a ``batch_size`` forward passes have as many samples as in training, so that losses which depend on the
+    batch (contrastive ones, sums) are those that clients train on.
     """
 
     def __init__(
-        self,
-        trainer: Trainer,
-        calls: ModuleCalls,
-        batches: ClientBatches,
-        batch_size: int | None = None,
-    ) -> None:
+        self, trainer: Trainer, calls: ModuleCalls, batches: ClientBatches, batch_size: int | None
+    ) -> None:  # fmt: skip
         self._trainer, self._calls, self._batches, self._batch_size = trainer, calls, batches, batch_size
         self._differentiates = False
         self._loss: Callable[[Any, int], Any] = (

@@ -27,17 +27,11 @@ from fl_lightning.lightning.module.object_state import ObjectState
 
 @dataclass(frozen=True)
 class Left:
-    """What one visit leaves in the module.
+    """What one visit leaves in the module."""
 
-    Attributes:
-        changes: objects that it has changed, and how.
-        metrics: what it has added to metrics.
-        ran_on: metrics that it has updated and that nothing can join, by name.
-    """
-
-    changes: list[tuple[Kept, Any]] = field(default_factory=list)
-    metrics: list[tuple[Metric, MetricShare]] = field(default_factory=list)
-    ran_on: tuple[str, ...] = ()
+    changes: list[tuple[Kept, Any]] = field(default_factory=list)  # objects, and how they have changed
+    metrics: list[tuple[Metric, MetricShare]] = field(default_factory=list)  # what it has added to them
+    ran_on: tuple[str, ...] = ()  # names of metrics that it has updated and that nothing can join
 
 
 class ModuleVisits:
@@ -96,7 +90,7 @@ class ModuleVisits:
         self._aside = [(metric, MetricState(metric)) for _, metric in metrics if joins_clients(metric)]
         self._others = [(name, metric, updates_of(metric)) for name, metric in metrics if not joins_clients(metric)]
         for _, before in self._aside:  # of all, before the first is emptied: those of a collection may share states
-            before.reset()
+            before.metric.reset()
 
     def end(self) -> Left:
         """What the visit leaves; :meth:`put_back` has to follow."""
@@ -122,11 +116,7 @@ class ModuleVisits:
     # ---- copies in other processes
 
     def packed(self, left: Left) -> bytes:
-        """What a visit to a copy of the module has left, for the module itself.
-
-        Raises:
-            ModuleError: something of it cannot be sent.
-        """
+        """What a visit to a copy of the module has left, for the module itself."""
         if left.ran_on:
             raise ModuleError(
                 f"metrics that clients update must be such that clients can be joined where these train in other "
@@ -151,12 +141,7 @@ class ModuleVisits:
     # ---- the round
 
     def merge(self, visits: Sequence[Left], chosen: Left | None) -> None:
-        """Joins what visits have left.
-
-        Args:
-            visits: in the order of the cohort.
-            chosen: the one whose attributes are taken: that of the client with most samples; ``None``: nobody's.
-        """
+        """Joins what visits have left, in cohort order; attributes are those of the visit ``chosen``, if any."""
         by_object: dict[tuple[int, type[Kept]], list[tuple[Kept, Any, bool]]] = {}
         for left in visits:
             for kept, change in left.changes:

@@ -16,17 +16,12 @@ from fl_lightning.core.errors import ModuleError
 
 
 class OptimizerState:
-    """One optimizer, and what it looks like before its first step.
-
-    Args:
-        optimizer: the optimizer.
-        shared: objects that copies refer to instead of copying them: parameters, groups, states, other optimizers.
-    """
+    """One optimizer, and what it looks like before its first step."""
 
     def __init__(self, optimizer: Optimizer, shared: Mapping[int, Any]) -> None:
         self.optimizer = optimizer
         self.options: list[dict[str, Any]] = []
-        self._shared = shared
+        self._shared = shared  # parameters, groups, states, other optimizers: copies refer to these
         self._is_torch = type(optimizer).__module__.startswith("torch.optim")
         self._initial = {key: self._copied(value) for key, value in optimizer.state.items()}  # Adagrad has some
         self._attributes = self._copied(self._present())
@@ -36,11 +31,7 @@ class OptimizerState:
         self.options = [group_options(group) for group in self.optimizer.param_groups]
 
     def restore(self) -> None:
-        """Puts state and attributes back to what they were at first, and options to what was taken.
-
-        Raises:
-            ModuleError: parameter groups were added or taken away since.
-        """
+        """Puts state and attributes back to what they were at first, and options to what was taken."""
         optimizer = self.optimizer
         if len(optimizer.param_groups) != len(self.options):
             raise ModuleError(
@@ -181,8 +172,3 @@ def _moved(value: Any, device: torch.device | None, scalars: bool = False) -> An
     if isinstance(value, tuple):
         return tuple(_moved(v, device, scalars) for v in value)
     return copy.deepcopy(value)
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested dicts, lists and tuples."""
-    return (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))

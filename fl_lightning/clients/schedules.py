@@ -23,21 +23,13 @@ Snapshot = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Pace:
-    """What a visit counted.
+    """What a visit counted."""
 
-    Attributes:
-        steps: optimizer steps, of all optimizers.
-        batches: local batches.
-        own: with manual optimization, per scheduler: steps of its optimizer.
-        by_hand: per scheduler: how often the module stepped it.
-        odd: names of schedulers that the module stepped with an argument.
-    """
-
-    steps: int = 0
-    batches: int = 0
-    own: tuple[int, ...] = ()
-    by_hand: tuple[int, ...] = ()
-    odd: tuple[str, ...] = ()
+    steps: int = 0  # of all optimizers
+    batches: int = 0  # local ones
+    own: tuple[int, ...] = ()  # with manual optimization, per scheduler: steps of its optimizer
+    by_hand: tuple[int, ...] = ()  # per scheduler: how often the module stepped it
+    odd: tuple[str, ...] = ()  # names of schedulers that the module stepped with an argument
 
 
 class Schedules:
@@ -46,9 +38,6 @@ class Schedules:
     Between visits they are where the round began. Closing a round moves them by what a round lasts, whoever took part.
     Schedulers that the module steps by hand move as they did in the round's visits: by the steps of their optimizer
     that a round has, which the first visit tells, or once.
-
-    Attributes:
-        local_steps: optimizer steps of the fit so far, of all clients whose rounds counted.
     """
 
     def __init__(self, trainer: Trainer, clock: VisitClock) -> None:
@@ -64,7 +53,7 @@ class Schedules:
         self._arrived: dict[int, Pace] = {}
         self._paces: list[Pace] = []
         self._in_visit = False
-        self.local_steps = 0
+        self.local_steps = 0  # of the fit so far, of all clients whose rounds counted
 
     @property
     def steps(self) -> int:
@@ -82,7 +71,7 @@ class Schedules:
     def begin_round(self) -> None:
         """Takes the schedulers' present states as every visit's starting point."""
         configs = self._trainer.lr_scheduler_configs
-        self._states = self._made()
+        self._states = SchedulerStates([config.scheduler for config in configs])
         self._shared = self._states.take()
         self._clock.scheduled = not self._manual and any(config.interval == "step" for config in configs)
         limit = self._of_a_round()
@@ -90,11 +79,7 @@ class Schedules:
         self._arrived, self._paces = {}, []
 
     def arrived(self, client_id: int, pace: Pace) -> None:
-        """Hears how a client's visit went.
-
-        Raises:
-            ValueError: its schedulers were stepped by hand in a way that a round cannot repeat.
-        """
+        """Hears how a client's visit went; refuses steps by hand that a round cannot repeat."""
         self._arrived[client_id] = pace
         for place, calls in enumerate(pace.by_hand):
             steps, name = pace.own[place], self._name(place)
@@ -109,11 +94,7 @@ class Schedules:
         return self.local_steps
 
     def close_round(self) -> None:
-        """Moves schedulers and clock to the end of the round.
-
-        Raises:
-            ValueError: clients stepped a scheduler by hand in different ways.
-        """
+        """Moves schedulers and clock to the end of the round; refuses clients that stepped one in different ways."""
         if self._measured is None and self._paces and self._paces[0].batches:
             self._measured = self._paces[0]
         self._clock.close_round(self._of_a_round() or 0)
@@ -138,10 +119,7 @@ class Schedules:
         return int(place in self._patterns)
 
     def _of_a_round(self, place: int | None = None) -> int | None:
-        """Optimizer steps of a round: all, or those of a scheduler's optimizer; ``None`` before the first visit tells.
-
-        With automatic optimization they are the plan's.
-        """
+        """Optimizer steps of a round: all, or those of a scheduler's optimizer; ``None`` before the first visit."""
         if not self._manual:
             return self.steps
         measured, plan = self._measured, self._clock.plan
@@ -215,9 +193,6 @@ class Schedules:
             return [scheduler.state_dict() for scheduler in schedulers]
         finally:
             self._states.put(present)
-
-    def _made(self) -> SchedulerStates:
-        return SchedulerStates([config.scheduler for config in self._trainer.lr_scheduler_configs])
 
     def state_dict(self) -> dict[str, Any]:
         """What the fit has counted, and what it knows of hand-made steps."""

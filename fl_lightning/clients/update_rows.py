@@ -20,20 +20,6 @@ class UpdateRows:
 
     All clients of a process train in the same memory beside it, in which every parameter starts at a 64-byte boundary.
     What a client computes therefore does not depend on where its row lies.
-
-    Args:
-        binding: the bound module.
-        capacity: the largest number of clients in a round.
-        allocate: gives uninitialised memory ``[capacity, n]``, whose rows are contiguous, for this number and
-            parameters like these; ``None``: on their device.
-        columns: those of this process, where several share them; ``None``: all.
-
-    Attributes:
-        columns: those that the matrix holds.
-        values: ``[capacity, n]`` the memory itself; with several shares, the columns of this one.
-
-    Raises:
-        MemoryError: the matrix does not fit on the device.
     """
 
     def __init__(
@@ -45,9 +31,9 @@ class UpdateRows:
     ) -> None:
         self._binding = binding
         theta = binding.theta
-        self.columns = Columns.whole(theta.numel()) if columns is None else columns
+        self.columns = Columns.whole(theta.numel()) if columns is None else columns  # that the matrix holds
         self._allocate = allocate or empty_rows
-        self.values = self._matrix(capacity)
+        self.values = self._matrix(capacity)  # [capacity, n]; with several shares, the columns of this one
         self._training = empty_tensors(binding.layout.shapes, theta)
         self._views: dict[int, list[Tensor]] = {}
         self._received: set[int] = set()
@@ -110,22 +96,14 @@ class UpdateRows:
         self._received.add(index)
 
     def update(self, index: int) -> Tensor:
-        """``[n]`` the whole update of a client that has trained here.
-
-        Raises:
-            ValueError: the row holds no update.
-        """
+        """``[n]`` the whole update of a client that has trained here."""
         self._check(index)
         return self.row(index)
 
     # ---- the server
 
     def take_companions(self, index: int, companions: Mapping[str, Tensor]) -> None:
-        """Takes what the client of row ``index`` sends beside its update: a copy of vectors ``[n]`` by name.
-
-        Raises:
-            ValueError: a vector has another shape or dtype than the parameters.
-        """
+        """Takes what the client of row ``index`` sends beside its update: a copy of vectors ``[n]`` by name."""
         theta = self._binding.theta
         for name, vector in companions.items():
             if vector.shape != theta.shape or vector.dtype != theta.dtype:
@@ -145,14 +123,7 @@ class UpdateRows:
         return self._sent.get(index, ())
 
     def same_companions(self, clients: Mapping[int, int]) -> tuple[str, ...]:
-        """Names of what clients have sent beside their updates, the same from all.
-
-        Args:
-            clients: ids by row.
-
-        Raises:
-            ValueError: they are not the same; names all.
-        """
+        """Names of what clients (ids by row) have sent beside their updates, which must be the same from all."""
         found = {client: self.companions_of(index) for index, client in clients.items()}
         names = next(iter(found.values()))
         if any(set(other) != set(names) for other in found.values()):
@@ -160,14 +131,7 @@ class UpdateRows:
         return names
 
     def norms(self, indices: Sequence[int]) -> Tensor:
-        """``[k]`` float64 the norms of the updates in some rows; not finite where the update is not.
-
-        Args:
-            indices: ascending, at least one.
-
-        Raises:
-            ValueError: a row holds no update.
-        """
+        """``[k]`` float64 the norms of the updates in some rows, ascending; not finite where the update is not."""
         for index in indices:
             self._check(index)
         return self._norms(self.values, indices)
@@ -182,12 +146,7 @@ class UpdateRows:
         return norms[[index - first for index in indices]]
 
     def gathered(self, indices: Sequence[int], norms: Tensor | None = None) -> UpdateMatrix:
-        """The updates of some rows as one matrix; they move to the front, and what was sent beside them does, too.
-
-        Args:
-            indices: ascending.
-            norms: of these updates, if they are known.
-        """
+        """The updates of some rows, ascending, as one matrix; they move to the front, and their companions do, too."""
         for place, origin in enumerate(indices):
             self._check(origin)
             if place != origin:  # rows only move forward: none is overwritten before it has moved

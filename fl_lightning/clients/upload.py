@@ -16,43 +16,24 @@ from fl_lightning.clients.schedules import Pace
 
 @dataclass(frozen=True)
 class Upload:
-    """One client's report as it reached the server.
+    """One client's report as it reached the server."""
 
-    Attributes:
-        index: its row in the update matrix.
-        client_id: the client.
-        size: training samples.
-        train_loss: mean local training loss, if the module reported one.
-        loss: loss at the global parameters before training, if asked for.
-        report: of the client rule.
-        buffers: the client's buffers.
-        client_lr: mean learning rate of its steps, if its optimizer defines one.
-        pace: what its visit counted.
-        planned: steps whose gradients came from plans.
-        skipped: batches without a loss, with automatic optimization.
-        left: what its visit leaves in the module beside parameters and buffers.
-    """
-
-    index: int
+    index: int  # its row in the update matrix
     client_id: int
-    size: int
-    train_loss: Tensor | None
-    loss: float | None
+    size: int  # training samples
+    train_loss: Tensor | None  # mean over local training, if the module reported one
+    loss: float | None  # at the global parameters before training, if asked for
     report: ClientReport
     buffers: BufferReport
-    client_lr: float | None = None
-    pace: Pace = field(default_factory=Pace)
-    planned: int = 0
-    skipped: int = 0
-    left: Left = field(default_factory=Left)
+    client_lr: float | None = None  # mean of its steps, if its optimizer defines one
+    pace: Pace = field(default_factory=Pace)  # what its visit counted
+    planned: int = 0  # steps whose gradients came from plans
+    skipped: int = 0  # batches without a loss, with automatic optimization
+    left: Left = field(default_factory=Left)  # in the module beside parameters and buffers
 
 
 def with_accuracy(report: ClientReport, accuracy: float, module: object) -> ClientReport:
-    """Adds what the module says about its accuracy to what the client rule sends.
-
-    Raises:
-        ValueError: it is no share between 0 and 1.
-    """
+    """Adds what the module says about its accuracy to what the client rule sends."""
     if not 0 <= accuracy <= 1:
         name = type(module).__name__
         raise ValueError(f"{name}.federated_accuracy must return a share between 0 and 1, found {accuracy}")

@@ -25,29 +25,17 @@ from fl_lightning.lightning.fast_log import LogCall
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a visit to a copy of the fit leaves.
+    """What a visit to a copy of the fit leaves."""
 
-    Attributes:
-        place: of its task among the round's tasks.
-        upload: what the client sends, without :attr:`Upload.left`; the update itself travels apart.
-        left: that, packed.
-        logged: what it has logged.
-        optimizers: optimizer states to keep.
-        stops: its training asked the trainer to stop.
-        error: what its training raised.
-        trace: where, in words.
-        warned: warnings as text, category, file and line.
-    """
-
-    place: int
-    upload: Upload | None = None
-    left: bytes = b""
+    place: int  # of its task among the round's tasks
+    upload: Upload | None = None  # without its ``left``; the update itself travels apart
+    left: bytes = b""  # that, packed
     logged: tuple[LogCall | LoggerCall, ...] = ()
-    optimizers: list[dict[str, Any]] | None = None
-    stops: bool = False
+    optimizers: list[dict[str, Any]] | None = None  # states to keep
+    stops: bool = False  # its training asked the trainer to stop
     error: BaseException | None = None
-    trace: str = ""
-    warned: tuple[tuple[str, type[Warning], str, int], ...] = ()
+    trace: str = ""  # of the error, in words
+    warned: tuple[tuple[str, type[Warning], str, int], ...] = ()  # text, category, file and line
 
 
 class Visits:
@@ -82,7 +70,6 @@ class Visits:
                 left, upload = clients.visits.packed(upload.left), replace(upload, left=Left())
             except BaseException as raised:
                 upload, error, trace = None, portable(raised), traceback.format_exc()
-            clients.optimizers.forget_aside()
             clients.restore(failed=error is not None)
         stops, trainer.should_stop = trainer.should_stop and not stopped, stopped
         return Outcome(
@@ -98,11 +85,7 @@ class Replays:
         self._warned: dict[str, dict[Any, Any]] = {}
 
     def replay(self, task: ClientTask, outcome: Outcome) -> Upload:
-        """Takes over a client whose turn it is; its update must be in its row already.
-
-        Raises:
-            BaseException: what the client's training raised.
-        """
+        """Takes over a client whose turn it is, its error too; its update must be in its row already."""
         clients = self._clients
         assert task.client_id is not None
         for text, category, filename, line in outcome.warned:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which columns of the flat vector lie here, and sums over all of them.
 
-One process holds all columns unless several share the server's work. Then each holds a share: a run of the columns.
-Combinations of rows stay within a share. Sums over columns are added up in one order that does not depend on the
-shares, so every number of shares gives the same bits (:mod:`fl_lightning.ops.slices`).
+One process holds all columns unless several share the server's work, each a run of them. Combinations of rows stay
+within a share. Sums over columns are added up in one order that does not depend on the shares, so every number of
+shares gives the same bits (:mod:`fl_lightning.ops.slices`).
 """
 
 from __future__ import annotations
@@ -32,29 +32,17 @@ def _unseen(numbers: Tensor) -> None:
 class Columns:
     """The share of the columns that lies here.
 
-    Attributes:
-        borders: ``R + 1`` numbers that rise from 0 to ``n``; share ``r`` holds the columns ``borders[r]`` up to
-            ``borders[r + 1]`` and may be empty. All but 0 and ``n`` lie between slices, see :meth:`cut`.
-        share: the number of this share.
-        gather: hands in a tensor of this share and returns those of all shares in their order. All shares call it at
-            the same places. Their first dimensions are the second argument.
-        note: is told of numbers that must be the same on all shares, such as the coefficients of a step, so that shares
-            that came to others can be found out.
+    All shares call ``gather`` at the same places: it hands in a tensor of this share and returns those of all, whose
+    first dimensions are the second argument. ``note`` is told of numbers that must be the same on all shares, such as
+    the coefficients of a step, so that shares that came to others can be found out.
     """
 
+    # R + 1 numbers that rise from 0 to n: share r holds the columns from the r-th on, or none. Others than 0 and n lie
+    # between slices, as cut() gives them.
     borders: tuple[int, ...]
-    share: int = 0
+    share: int = 0  # the number of this one
     gather: Callable[[Tensor, Sequence[int]], list[Tensor]] = _alone
     note: Callable[[Tensor], None] = _unseen
-
-    def __post_init__(self) -> None:
-        borders, width = self.borders, slice_columns(self.total) if self.borders else 0
-        if len(borders) < 2 or borders[0] != 0 or any(a > b for a, b in pairwise(borders)):
-            raise ValueError(f"borders must rise from 0 to the number of columns, found {borders}")
-        if any(border % width and border != self.total for border in borders):
-            raise ValueError(f"borders must be multiples of {width} for {self.total} columns, found {borders}")
-        if not 0 <= self.share < len(borders) - 1:
-            raise ValueError(f"share must lie between 0 and {len(borders) - 2}, found {self.share}")
 
     @classmethod
     def whole(cls, total: int) -> Columns:
@@ -101,26 +89,15 @@ class Columns:
         return torch.cat(self.gather(part, [end - begin for begin, end in self.spans]))
 
     def offsets(self, starts: tuple[int, ...]) -> Tensor:
-        """Where segments of all columns begin in this share: ``[L + 1]`` int64 on the CPU, as the ops take them.
-
-        Args:
-            starts: ``L + 1`` numbers that rise from 0 to ``n``.
-
-        Returns:
-            A tensor that is kept for the next call: it must not be written to.
-        """
+        """Where segments of all columns begin here: ``[L + 1]`` int64 on the CPU for the ops; not to be changed."""
         return _within(starts, *self.span)
 
     def sum(self, starts: tuple[int, ...], part: Callable[[slice, Tensor], Tensor]) -> Tensor:
-        """A sum per segment over the columns of all shares.
+        """A sum per segment over the columns of all shares: ``[L, ...]``, on every share the same.
 
-        Args:
-            starts: where the segments begin: ``L + 1`` numbers that rise from 0 to ``n``.
-            part: gives the sums ``[L, ...]`` over some of this share's columns, for the columns and their segments'
-                offsets. It must hand :attr:`total` to the op that adds up.
-
-        Returns:
-            ``[L, ...]``, on every share the same.
+        Segments begin at ``starts``, ``L + 1`` numbers that rise from 0 to ``n``. ``part`` gives the sums ``[L, ...]``
+        over some of this share's columns, for the columns and their segments' offsets. It must hand :attr:`total` to
+        the op that adds up.
         """
         begin, end = self.span
         if len(self.borders) == 2:

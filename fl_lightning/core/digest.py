@@ -34,8 +34,7 @@ def digest(*parts: Tensor | np.ndarray[Any, Any] | str) -> str:
 def checksum(tensor: Tensor) -> int:
     """A sum over a tensor's bits modulo 2^64, computed where the tensor lies; equal tensors have equal ones.
 
-    Where a vector is cut at multiples of eight bytes, the parts' sums add up to its own. Words of eight bytes are
-    summed at the speed of memory.
+    Where a vector is cut at multiples of eight bytes, the parts' sums add up to its own.
     """
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if raw.storage_offset() % 8:

@@ -8,11 +8,7 @@ from collections.abc import Sequence
 
 
 def fair_shares(costs: Sequence[int], ranks: int) -> list[list[int]]:
-    """Divides clients so that the costs of ranks differ little: the dearest first, each to whoever has least.
-
-    Returns:
-        The clients of each rank, in ascending order.
-    """
+    """Clients per rank, ascending, whose costs differ little: the dearest first, each to whoever has least."""
     found: list[list[int]] = [[] for _ in range(ranks)]
     loads = [(0, rank) for rank in range(ranks)]
     for client in sorted((c for c, cost in enumerate(costs) if cost), key=lambda client: (-costs[client], client)):

@@ -16,24 +16,14 @@ from fl_lightning.core.modules import model_buffers, modes_kept, named_model_buf
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Parameters and buffers of one model.
+    """Parameters and buffers of one model."""
 
-    Attributes:
-        params: ``[n]`` parameters in flat order.
-        buffers: ``[bytes]`` the persistent buffers one after the other, as uint8: exact for every dtype.
-    """
-
-    params: Tensor
-    buffers: Tensor
+    params: Tensor  # [n] in flat order
+    buffers: Tensor  # [bytes] the persistent ones one after the other, as uint8: exact for every dtype
 
     def to(self, device: torch.device | str) -> Snapshot:
         """The same model on another device."""
         return Snapshot(self.params.to(device), self.buffers.to(device))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self.params.numel() * self.params.element_size() + self.buffers.numel()
 
 
 @dataclass(frozen=True)
@@ -54,15 +44,10 @@ class Layers:
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Some layers of one model; what it lacks comes from the module that it is put into.
+    """Some layers of one model; what it lacks comes from the module that it is put into."""
 
-    Attributes:
-        values: ``params`` has the parameters of these layers, one after the other in flat order, ``buffers`` theirs.
-        find: finds the layers in a module with these trained parameters.
-    """
-
-    values: Snapshot
-    find: Callable[[nn.Module, ParamLayout], Layers]
+    values: Snapshot  # parameters of these layers alone, one after the other in flat order, and their buffers
+    find: Callable[[nn.Module, ParamLayout], Layers]  # in a module with these trained parameters
 
     def completed(self, module: nn.Module, parameters: Sequence[nn.Parameter], layout: ParamLayout) -> Snapshot:
         """The module's present model, with these layers in the places of its own."""
@@ -107,16 +92,7 @@ def standing_in(
 
     Parameters and buffers come back as the same tensors, untouched, so a graph that was built before and is used
     afterwards stays valid. Whatever the body does to the buffers (BatchNorm counts batches) is lost with it.
-
-    Args:
-        module: the module.
-        parameters: its parameters in flat order.
-        layout: the flat order.
-        model: the other model; ``None``: the module's present parameters and copies of its present buffers.
-        evaluate: everything in evaluation mode; otherwise the modes stay as they are.
-
-    Raises:
-        ValueError: the model's buffers are not those of the module.
+    ``parameters`` are the module's in flat order.
     """
     data = [parameter.data for parameter in parameters]
     with buffers_kept(module), modes_kept(submodules(module)):
@@ -136,7 +112,9 @@ def standing_in(
 @contextmanager
 def buffers_kept(module: nn.Module) -> Iterator[None]:
     """Puts copies in the places of the module's buffers (those of its metrics left out), and the tensors back."""
-    slots = _buffer_slots(submodules(module))
+    owners = [owner for _, owner in outside_metrics(submodules(module))]
+    # Every place that holds a buffer, aliases included.
+    slots = [(owner, key, value) for owner in owners for key, value in owner._buffers.items() if value is not None]
     copies = {id(value): value.detach().clone() for _, _, value in slots}
     for owner, key, value in slots:
         owner._buffers[key] = copies[id(value)]
@@ -145,12 +123,6 @@ def buffers_kept(module: nn.Module) -> Iterator[None]:
     finally:
         for owner, key, value in slots:
             owner._buffers[key] = value
-
-
-def _buffer_slots(parts: Sequence[tuple[str, nn.Module]]) -> list[tuple[nn.Module, str, Tensor]]:
-    """Every place that holds a buffer, aliases included; metrics keep theirs."""
-    owners = [owner for _, owner in outside_metrics(parts)]
-    return [(owner, key, value) for owner in owners for key, value in owner._buffers.items() if value is not None]
 
 
 def unpack(packed: Tensor, into: Sequence[Tensor]) -> None:

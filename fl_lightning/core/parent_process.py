@@ -11,11 +11,7 @@ _PDEATHSIG = 1  # of prctl
 
 
 def end_with_parent(parent: int) -> None:
-    """The system kills this process when its parent ends, however that comes about.
-
-    Args:
-        parent: the parent's id. If it has ended already, this process ends here.
-    """
+    """The system kills this process when its parent ends, however that comes about; at once if it has ended."""
     _at_parents_death(signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the system was told
         os._exit(1)

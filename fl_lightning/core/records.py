@@ -14,18 +14,10 @@ from fl_lightning.metrics.functional import Mode, fairness_summary, guessed_mode
 
 
 @checked(
-    round=Bounds(0),
-    train_loss=Bounds(finite=False),
-    step_norm=Bounds(0, finite=False),
-    conflicts=Bounds(0),
-    layer_conflicts=Bounds(0),
-    scalars=Bounds(finite=False),
-    seconds=Bounds(0),
-    skipped_rounds=Bounds(0),
-    local_steps=Bounds(0),
-    training_seconds=Bounds(0),
-    planned_steps=Bounds(0),
-)
+    round=Bounds(0), train_loss=Bounds(finite=False), step_norm=Bounds(0, finite=False), conflicts=Bounds(0),
+    layer_conflicts=Bounds(0), scalars=Bounds(finite=False), seconds=Bounds(0), skipped_rounds=Bounds(0),
+    local_steps=Bounds(0), training_seconds=Bounds(0), planned_steps=Bounds(0),
+)  # fmt: skip
 @dataclass(frozen=True)
 class RoundRecord:
     """One finished communication round.

@@ -13,14 +13,7 @@ import torch
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Hashes the parts to a 63-bit seed; the same parts give the same seed on every machine and Python.
-
-    Args:
-        *parts: what the draw belongs to, for instance ``(seed, "client", round, client_id)``.
-
-    Returns:
-        An integer in ``[0, 2**63)``.
-    """
+    """Hashes parts, ``(seed, "client", round, client_id)`` for instance, to 63 bits, the same on every machine."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 

@@ -21,9 +21,7 @@ from torch import Tensor, nn
 def pack(value: object, places: Mapping[int, int] | None = None) -> bytes:
     """The bytes of an object. What a process has on a GPU comes to the GPU of the process that unpacks it.
 
-    Args:
-        value: the object.
-        places: by their ids, objects that the other process has, too, and their places among these.
+    ``places`` are those of objects that the other process has, too, by their ids.
     """
     buffer = io.BytesIO()
     packer = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL) if places is None else _Packer(buffer, places)
@@ -33,13 +31,7 @@ def pack(value: object, places: Mapping[int, int] | None = None) -> bytes:
 
 
 def unpack(packed: bytes, device: torch.device, known: Sequence[Any] = ()) -> Any:
-    """The object.
-
-    Args:
-        packed: by :func:`pack`; bytes of a stranger can run any code.
-        device: for tensors that were not on the CPU.
-        known: what takes the places of the objects that both processes have.
-    """
+    """What :func:`pack` packed, with ``known`` for what both have; the bytes of a stranger can run any code."""
     unpacker = _Unpacker(io.BytesIO(packed))
     unpacker.device, unpacker.known = device, known
     return unpacker.load()
@@ -51,7 +43,6 @@ class _Packer(pickle.Pickler):
         self._places = places
 
     def persistent_id(self, obj: Any) -> int | None:
-        """Tells what is known in both processes."""
         return self._places.get(id(obj))
 
 
@@ -60,7 +51,6 @@ class _Unpacker(pickle.Unpickler):
     known: Sequence[Any]
 
     def persistent_load(self, pid: Any) -> Any:
-        """What is known in both processes."""
         return self.known[pid]
 
     def find_class(self, module: str, name: str) -> Any:

@@ -138,10 +138,7 @@ class ClientIndices:
             order = torch.randperm(n, generator=generator)
             aside.append(part[order[:count].sort().values])
             kept.append(part[order[count:].sort().values])
-        return (
-            ClientIndices(kept, self._num_samples, self.names),
-            ClientIndices(aside, self._num_samples, self.names),
-        )
+        return ClientIndices(kept, self._num_samples, self.names), ClientIndices(aside, self._num_samples, self.names)
 
 
 def _check_names(names: tuple[str, ...] | None, clients: int) -> None:

@@ -57,16 +57,9 @@ class FederatedDataModule(LightningDataModule):
     """
 
     @checked(
-        data=ANY,
-        partition=ANY,
-        val=ANY,
-        test=ANY,
-        predict=ANY,
-        labels=FILLED,
-        batch_size=Bounds(1),
-        eval_batch_size=Bounds(1),
-        holdout=Bounds(0, below=1),
-    )
+        data=ANY, partition=ANY, val=ANY, test=ANY, predict=ANY, labels=FILLED, batch_size=Bounds(1),
+        eval_batch_size=Bounds(1), holdout=Bounds(0, below=1),
+    )  # fmt: skip
     def __init__(
         self,
         data: LightningDataModule | LightningModule | AnyDataset,

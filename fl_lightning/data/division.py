@@ -22,36 +22,21 @@ from fl_lightning.lightning.names import LightningDataModule, rank_zero_info
 
 
 class Division:
-    """The clients' shares of every stage, made when first needed and kept until the data module is set up again.
-
-    Args:
-        data: the data module whose loaders are divided.
-        partition: how, or ready index vectors of the training data.
-        labels: see :func:`labels_of`; vectors belong to the training data.
-        evaluation: ``"matched"``, ``"independent"`` or ``"shared"``.
-        holdout: stage and share of what is set aside from training; ``(None, 0.0)`` for nothing.
-        batch_sizes: per stage, ``None`` for the loader's own.
-        seed: decides the division.
-    """
+    """The clients' shares of every stage, made when first needed and kept until the data module is set up again."""
 
     def __init__(
         self,
         data: LightningDataModule,
         partition: Partition | Sequence[Tensor] | Sequence[Sequence[int]],
-        labels: Labels | None,
+        labels: Labels | None,  # see labels_of; vectors belong to the training data
         evaluation: str,
-        holdout: tuple[str | None, float],
-        batch_sizes: Mapping[str, int | None],
+        holdout: tuple[str | None, float],  # stage and share of what is set aside from training
+        batch_sizes: Mapping[str, int | None],  # per stage, None for the loader's own
         seed: int,
     ) -> None:
-        self._data = data
-        self._partition = partition
-        self._labels = labels
-        self._evaluation = evaluation
+        self._data, self._partition, self._labels, self._evaluation = data, partition, labels, evaluation
         self._holdout_stage, self._holdout = holdout
-        self._batch_sizes = dict(batch_sizes)
-        self._seed = seed
-        self._fit_ready = False
+        self._batch_sizes, self._seed, self._fit_ready = dict(batch_sizes), seed, False
         self._forget()
 
     def anew(self, seed: int) -> Division:

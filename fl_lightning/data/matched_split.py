@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +12,7 @@ from torch import Tensor
 from fl_lightning.arguments import checked
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.labels import integer_vector
-from fl_lightning.data.partition_functions import parts_of
-
-_Ints = np.ndarray[Any, np.dtype[np.int64]]
+from fl_lightning.data.partition_functions import Ints, parts_of
 
 
 @checked()
@@ -88,7 +85,7 @@ def label_counts(labels: Tensor, parts: Sequence[Tensor], classes: Tensor | None
     return torch.from_numpy(_counts(labels.cpu().numpy(), parts, known.cpu().numpy()))
 
 
-def _counts(labels: _Ints, parts: Sequence[Tensor], classes: _Ints) -> _Ints:
+def _counts(labels: Ints, parts: Sequence[Tensor], classes: Ints) -> Ints:
     """``[N, C]`` samples of each client in each of some classes, which ascend."""
     counts = np.zeros((len(parts), len(classes)), dtype=np.int64)
     if len(classes) == 0:
@@ -101,7 +98,7 @@ def _counts(labels: _Ints, parts: Sequence[Tensor], classes: _Ints) -> _Ints:
     return counts
 
 
-def _largest_remainders(size: int, weights: _Ints, rng: np.random.Generator) -> _Ints:
+def _largest_remainders(size: int, weights: Ints, rng: np.random.Generator) -> Ints:
     total = int(weights.sum())
     share, remainder = np.divmod(size * weights, total)
     left = size - int(share.sum())
@@ -110,7 +107,7 @@ def _largest_remainders(size: int, weights: _Ints, rng: np.random.Generator) -> 
     return np.asarray(share, dtype=np.int64)
 
 
-def _give_everyone_one(share: _Ints, trained: _Ints) -> None:
+def _give_everyone_one(share: Ints, trained: Ints) -> None:
     sizes, samples = share.sum(axis=1), trained.sum(axis=1)
     needy = np.flatnonzero((sizes == 0) & (samples > 0))
     for client in needy[np.argsort(-samples[needy], kind="stable")]:

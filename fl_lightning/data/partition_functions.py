@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ways to divide a dataset among clients, as pure functions of labels and a seed.
 
-Each returns one int64 index tensor per client, ascending inside a client; together they hold every sample exactly once.
+Each returns an ascending int64 index tensor per client; together they hold every sample exactly once.
 """
 
 from __future__ import annotations

@@ -31,16 +31,14 @@ else:
 class StageLoaders(LightningDataModule):
     """Loaders from several places, stage by stage, as a LightningDataModule.
 
-    Modules are prepared and set up, but for the one that the trainer runs, because Lightning does that.
-
-    Args:
-        owners: of each stage: a LightningModule or LightningDataModule with the stage's method, or its loaders.
-        names: what errors call loaders that are no module's; default as ``Trainer.fit`` does.
+    An owner is a LightningModule or LightningDataModule with the stage's method, or the stage's loaders. Modules are
+    prepared and set up, but for the one that the trainer runs, because Lightning does that.
     """
 
     def __init__(self, owners: Mapping[str, Any], names: Mapping[str, str] | None = None) -> None:
         super().__init__()
         self.owners = dict(owners)
+        # What errors call loaders that are no module's; by default as Trainer.fit does.
         self.names = {stage: f"{stage}_dataloaders" for stage in STAGES} if names is None else names
         hide(self, [f"{stage}_dataloader" for stage in STAGES if stage not in owners])
 
@@ -114,8 +112,7 @@ def defines(module: LightningDataModule | LightningModule, method: str) -> bool:
 def hide(module: LightningDataModule, methods: Iterable[str]) -> None:
     """Makes Lightning see its own versions of methods that a class defines but this instance has no use for.
 
-    Lightning asks whether a method differs from its base class to decide, for instance, whether there is a validation
-    set. It looks through ``partial``, which unlike a bound method survives pickling with the function it was given.
+    Lightning looks through ``partial``, which unlike a bound method survives pickling with the function it was given.
     """
     for method in methods:
         setattr(module, method, partial(getattr(LightningDataModule, method), module))

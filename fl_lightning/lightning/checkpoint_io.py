@@ -37,23 +37,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Saves ``checkpoint`` at ``path``.
-
-        Raises:
-            OSError: it could not be written; the error names the file.
-        """
+        """Saves ``checkpoint`` at ``path``; the error of a failure names the file."""
         if "://" in str(path) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         write_whole(Path(path), checkpoint)
 
     def load_checkpoint(self, path: str | Path, *args: Any, **options: Any) -> dict[str, Any]:
-        """Reads what was saved at ``path``; arguments are those of Lightning's class.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: the file is damaged.
-        """
+        """Reads what was saved at ``path``, if it is whole; arguments are those of Lightning's class."""
         read = partial(super().load_checkpoint, path, *args, **options)
         if "://" in str(path) or not Path(path).is_file():
             return read()
@@ -155,8 +146,7 @@ def keep_names_in_one_folder(trainer: Trainer, prefix: str) -> None:
     """Lets patterns such as ``"{epoch}-{fed/val_acc/worst_5:.2f}"`` name files.
 
     Lightning writes the name of a number before its value (``auto_insert_metric_name``), and the slashes in it would
-    make folders. Names that begin with ``prefix`` are written with ``_`` in the place of ``/``. All others are written
-    as ever.
+    make folders. Names that begin with ``prefix`` are written with ``_`` in the place of ``/``.
     """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if not isinstance(callback, ModelCheckpoint) or not callback.auto_insert_metric_name:

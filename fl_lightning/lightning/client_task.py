@@ -9,21 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ClientTask:
-    """What callbacks see as a "batch": one client of the round.
+    """What callbacks see as a "batch": one client of the round."""
 
-    Attributes:
-        client_id: the client, or ``None`` for an empty place.
-        index: place in the cohort.
-        round: index of the round.
-        num_samples: the client's training samples.
-        num_batches: local batches of one local epoch.
-    """
-
-    client_id: int | None
-    index: int
+    client_id: int | None  # None for an empty place
+    index: int  # place in the cohort
     round: int
-    num_samples: int = 0
-    num_batches: int = 0
+    num_samples: int = 0  # of the client's training data
+    num_batches: int = 0  # of one local epoch
 
     def __len__(self) -> int:
         return self.num_batches

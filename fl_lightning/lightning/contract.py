@@ -41,11 +41,7 @@ CONTRACT: dict[str, tuple[str, ...]] = {
 
 
 def check_contract(trainer: Trainer) -> None:
-    """Checks that this Lightning still has the private attributes in use.
-
-    Raises:
-        RuntimeError: an attribute is missing; names it, the Lightning version and the supported range.
-    """
+    """Checks that this Lightning still has the private attributes in use, and names those that it lacks."""
     for path, names in CONTRACT.items():
         owner: Any = trainer
         for part in path.split("."):

@@ -25,10 +25,7 @@ class DataSources:
         self._replaced: tuple[list[Any], Any, LightningDataModule | None] | None = None
 
     def owners(self) -> dict[str, Any]:
-        """Of every stage that has loaders: the module or data module to ask, or the loaders themselves.
-
-        Predictions have none here.
-        """
+        """By stage: the module or data module to ask for loaders, or the loaders themselves; predictions have none."""
         function = self._trainer.state.fn
         loops = self._used.get(function, {}) if function is not None else {}
         sources = {stage: loop._data_source for stage, loop in loops.items()}

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning's training epoch loop with a client in place of a batch: one epoch is one communication round.
-
-Only this folder touches Lightning's private loops. :func:`check_contract` raises if a Lightning release moves what is
-used here.
-"""
+"""Lightning's training epoch loop with a client in place of a batch: one epoch is one communication round."""
 
 from __future__ import annotations
 
@@ -173,8 +169,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
     def local_step(self, batch: Any, batch_idx: int, num_samples: int) -> tuple[Tensor | None, bool]:
         """Runs every hook that Lightning runs for a batch.
 
-        Returns:
-            The detached loss (``None`` if the step gave none), and whether ``on_train_batch_start`` asked to stop.
+        Returns the detached loss (``None`` if the step gave none), and whether ``on_train_batch_start`` asked to stop.
         """
         trainer, module = self.trainer, self.trainer.lightning_module
         batch = trainer.precision_plugin.convert_input(batch)
@@ -244,7 +239,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         """Makes numbers available to loggers, monitors (``callback_metrics``) and progress bars."""
         connector = self.trainer._logger_connector
         if metrics:
-            connector._callback_metrics.update({name: _scalar(value) for name, value in metrics.items()})
+            connector._callback_metrics.update({name: Tensor([value]).squeeze(0) for name, value in metrics.items()})
             connector.log_metrics(dict(metrics))
         connector._progress_bar_metrics.update(bar)
 
@@ -281,7 +276,3 @@ def install(trainer: Trainer, conductor: RoundConductor) -> FederatedEpochLoop:
     settle_results(trainer)
     count_visits(trainer)
     return loop
-
-
-def _scalar(value: float) -> Tensor:
-    return Tensor([value]).squeeze(0)

@@ -20,25 +20,15 @@ from fl_lightning.lightning.names import Trainer, TrainerFn
 
 @dataclass(frozen=True)
 class ClientBatch:
-    """A batch and whose it is.
-
-    Attributes:
-        client_id: the client.
-        is_first: it is the client's first batch.
-        is_last: it is the client's last batch.
-        num_samples: samples in it.
-        batch: what the user's loader gave.
-        source: the loader that tagged it.
-        index: its place among all clients' batches, if other processes have some of them; ``None``: as counted here.
-    """
+    """A batch and whose it is."""
 
     client_id: int
-    is_first: bool
+    is_first: bool  # of the client's batches
     is_last: bool
     num_samples: int
-    batch: Any
-    source: object
-    index: int | None = None
+    batch: Any  # what the user's loader gave
+    source: object  # the loader that tagged it
+    index: int | None = None  # among all clients' batches, if other processes have some; None: as counted here
 
 
 @contextmanager
@@ -47,10 +37,8 @@ def untagged_batches(
 ) -> Iterator[None]:
     """Takes the tags off all batches of the running evaluation before any hook sees them.
 
-    Args:
-        trainer: the trainer; its evaluation loop is as it was when the context ends.
-        before: called before each batch, with a tag or without.
-        around: entered with the tag before the first hook of a batch, left after the last.
+    ``before`` is called before each batch, with a tag or without. ``around`` is entered with the tag before the first
+    hook of a batch, and left after the last.
     """
     loop = _evaluation_loop(trainer)
     evaluation_step = loop._evaluation_step

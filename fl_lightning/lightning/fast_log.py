@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fl_lightning.core.modules import submodules
 from fl_lightning.lightning.names import LightningModule, ResultCollection, ResultMetric
-
-_T = TypeVar("_T")
 
 
 class TrainingLog:
@@ -25,11 +23,9 @@ class TrainingLog:
         self._hook_before: str | None = None
 
     def install(self, hook: str | None = None) -> None:
-        """Shadows the module's ``log``.
+        """Shadows the module's ``log``, which takes itself to be in ``hook``; ``None``: whoever calls hooks sets it.
 
-        Args:
-            hook: the hook that ``self.log`` takes itself to be in meanwhile; ``None``: whoever calls hooks sets it. The
-                guards of planned steps take longer where an attribute of the module changes in every step.
+        The guards of planned steps take longer where an attribute of the module changes in every step.
         """
         attributes = vars(self._module)
         self._log, self._on_instance = self._module.log, attributes.get("log")
@@ -56,76 +52,43 @@ class TrainingLog:
         self._log(name, value, *args, **kwargs)
 
 
-def run_in_hook(module: LightningModule, hook: str, function: Callable[..., _T], *args: Any) -> _T:
-    """Calls a function while ``self.log`` takes itself to be in a hook, such as ``"training_step"``."""
-    attributes = vars(module)  # nn.Module's own way of setting one takes as long as a small operation
-    before, attributes["_current_fx_name"] = attributes["_current_fx_name"], hook
-    try:
-        return function(*args)
-    finally:
-        attributes["_current_fx_name"] = before
-
-
 def current_hook(module: LightningModule) -> str:
     """The hook that ``self.log`` takes itself to be in."""
     return str(module._current_fx_name)
 
 
-def replay(module: LightningModule, log: TrainingLog, calls: Iterable[LogCall], expect: Callable[..., None]) -> None:
-    """Logs in this process what local training logged elsewhere.
-
-    Args:
-        module: the module.
-        log: takes the calls.
-        calls: in their order.
-        expect: called with ``None`` and the samples of the batch before each call.
-    """
-    parts: dict[str, Any] = {}
-    for call in calls:
-        value = call.value
-        if isinstance(value, LoggedMetric):
-            parts = parts or dict(submodules(module))
-            metric = parts[value.name]
-            if value.value is not None:
-                metric._forward_cache = value.value
-            value = metric
-        expect(None, call.size)
-        run_in_hook(module, call.fx, _repeat, log, call, value)
-
-
-def _repeat(log: TrainingLog, call: LogCall, value: Any) -> None:
-    log(call.name, value, *call.args, **call.kwargs)
+def replay(module: LightningModule, log: TrainingLog, call: LogCall, expect: Callable[..., None]) -> None:
+    """Logs here what local training logged elsewhere; ``expect`` hears of its samples before it."""
+    attributes = vars(module)  # nn.Module's own way of setting one takes as long as a small operation
+    value = call.value
+    if isinstance(value, LoggedMetric):
+        metric: Any = dict(submodules(module))[value.name]
+        if value.value is not None:
+            metric._forward_cache = value.value
+        value = metric
+    expect(None, call.size)
+    hook, attributes["_current_fx_name"] = attributes["_current_fx_name"], call.fx
+    try:
+        log(call.name, value, *call.args, **call.kwargs)
+    finally:
+        attributes["_current_fx_name"] = hook
 
 
 class LoggedMetric(NamedTuple):
-    """Stands for a metric object that was logged.
+    """Stands for a metric object that was logged."""
 
-    Attributes:
-        name: of the metric, as a part of the module.
-        value: what it gave for its last batch, which is logged for steps; ``None``: nothing, for this client.
-    """
-
-    name: str
-    value: Any
+    name: str  # as a part of the module
+    value: Any  # what it gave for its last batch, which is logged for steps; None: nothing, for this client
 
 
 @dataclass(frozen=True)
 class LogCall:
-    """One call of ``self.log`` in local training.
+    """One call of ``self.log`` in local training."""
 
-    Attributes:
-        fx: name of the hook that it came from, ``"training_step"`` for instance.
-        size: samples of the batch in training.
-        name: what was logged.
-        value: its value, without a graph, or a :class:`LoggedMetric`.
-        args: further positional arguments of the call.
-        kwargs: keyword arguments of the call.
-    """
-
-    fx: str
-    size: int | None
+    fx: str  # the hook that it came from, "training_step" for instance
+    size: int | None  # samples of the batch in training
     name: str
-    value: Any
+    value: Any  # without a graph, or a LoggedMetric
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
 

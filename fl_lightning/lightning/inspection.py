@@ -52,7 +52,8 @@ def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
     if not module.automatic_optimization:
         return f"{type(module).__name__} optimizes manually"
     precision = trainer.precision_plugin
-    if type(precision) is not lightning_module("plugins.precision").Precision or any(map(callable, _set_on(precision))):
+    own: list[Any] = list(vars(precision).values())
+    if type(precision) is not lightning_module("plugins.precision").Precision or any(map(callable, own)):
         return f"Trainer(precision={trainer.precision!r})"
     window = accumulation(trainer)
     if window != 1:
@@ -75,15 +76,11 @@ def overridden_hooks(trainer: Trainer) -> Iterator[str]:
     module, strategy = trainer.lightning_module, trainer.strategy
     yield from (f"{type(module).__name__}.{n}" for n in sorted(_MODULE_HOOKS) if _differs(n, module, LightningModule))
     yield from (f"{type(strategy).__name__}.{n}" for n in _STRATEGY_HOOKS if not _is_ours(getattr(strategy, n)))
-    yield from _step_hooks(trainer.callbacks)  # type: ignore[attr-defined]
+    yield from step_hooks(trainer.callbacks)  # type: ignore[attr-defined]
 
 
 def accumulation(trainer: Trainer) -> int:
-    """Batches per optimizer step, in every round.
-
-    Raises:
-        ValueError: a ``GradientAccumulationScheduler`` has several factors.
-    """
+    """Batches per optimizer step, the same in every round."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:
         if isinstance(callback, _Accumulation):
@@ -108,12 +105,8 @@ def profiler_of(trainer: Trainer) -> str | None:
     return None if kind is lightning_module("profilers").PassThroughProfiler else str(kind.__name__)
 
 
-def step_hook_of(callbacks: Sequence[Callback]) -> str | None:
-    """``"Kind.hook"`` of the first callback with a hook around optimizer steps; ``None`` if there is none."""
-    return next(_step_hooks(callbacks), None)
-
-
-def _step_hooks(callbacks: Sequence[Callback]) -> Iterator[str]:
+def step_hooks(callbacks: Sequence[Callback]) -> Iterator[str]:
+    """``"Kind.hook"`` of callbacks' hooks around optimizer steps."""
     for callback in callbacks:
         yield from (f"{type(callback).__name__}.{name}" for name in STEP_HOOKS if _differs(name, callback, Callback))
 
@@ -128,8 +121,8 @@ def transfer_is_hooked(trainer: Trainer) -> bool:
 def _differs(name: str, owner: object, base: type[object]) -> bool:
     """Whether calling a hook of an object runs anything else than its base class has.
 
-    Lightning calls whatever the instance has, be it a method of its class or a function that was set on the instance
-    (``LambdaCallback``, ``functools.wraps``), so the instance is asked.
+    Lightning calls what the instance has, maybe a function that was set on it (``LambdaCallback``,
+    ``functools.wraps``).
     """
     return _function(getattr(owner, name)) is not getattr(base, name)
 
@@ -144,10 +137,6 @@ def _function(hook: object) -> object:
     """The function behind a bound method, or behind a ``partial`` as :func:`fl_lightning.data.sources.hide` sets it."""
     hook = hook.func if isinstance(hook, partial) else hook
     return getattr(hook, "__func__", hook)
-
-
-def _set_on(instance: object) -> list[Any]:
-    return list(vars(instance).values())
 
 
 def takes_batch_index(step: Any) -> bool:

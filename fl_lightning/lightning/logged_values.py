@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every client's own values of what ``self.log`` collects in an evaluation.
-
-Reads Lightning's private result collection.
-"""
+"""Every client's own values of what ``self.log`` collects in an evaluation, from Lightning's private results."""
 
 from __future__ import annotations
 
@@ -31,19 +28,12 @@ LoggedShare = dict[str, tuple[dict[str, Any], Tensor, Tensor | None, int]]
 
 @dataclass
 class LoggedRow:
-    """One client's values by logged name, and what is known about them.
+    """One client's values by logged name, and what is known about them."""
 
-    Attributes:
-        values: the numbers; NaN where a metric is undefined for this client.
-        undefined: why, for each name whose value is NaN.
-        larger_is_better: ``higher_is_better`` of the metrics that the numbers come from, where they say.
-        error: what the module raised, if it did not come to its end.
-    """
-
-    values: dict[str, float] = field(default_factory=dict)
-    undefined: dict[str, str] = field(default_factory=dict)
-    larger_is_better: dict[str, bool] = field(default_factory=dict)
-    error: Exception | None = None
+    values: dict[str, float] = field(default_factory=dict)  # NaN where a metric is undefined for this client
+    undefined: dict[str, str] = field(default_factory=dict)  # why, for each name whose value is NaN
+    larger_is_better: dict[str, bool] = field(default_factory=dict)  # of the metrics that say so
+    error: Exception | None = None  # what the module raised, if it did not come to its end
 
     def add(self, name: str, value: float, reason: str | None = None) -> None:
         """Keeps a number."""
@@ -66,14 +56,10 @@ class LoggedRow:
 
 
 class ClientValues:
-    """One client's logged values in what ``self.log`` collects.
+    """One client's logged values in the results of the running evaluation.
 
     Between :meth:`clear` and :meth:`share` the results hold the values of one client; :meth:`join` lets them hold those
     of several.
-
-    Args:
-        results: the result collection of the running evaluation.
-        noticed: tells undefined values.
     """
 
     def __init__(self, results: ResultCollection, noticed: Noticed) -> None:
@@ -111,11 +97,7 @@ class ClientValues:
         }
 
     def join(self, shares: Iterable[LoggedShare]) -> None:
-        """Lets the results hold what some clients have logged, in their order, and nothing else.
-
-        Args:
-            shares: of the clients, from :meth:`share`.
-        """
+        """Lets the results hold what some clients have logged, in their order, and nothing else."""
         begun: set[str] = set()
         for share in shares:
             for key, (meta, value, size, updates) in share.items():

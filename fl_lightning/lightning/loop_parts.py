@@ -94,11 +94,7 @@ class _VisitTrainer(_Trainer):  # type: ignore[misc]
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """Ticks of the fit: those of a round, times the rounds that ``max_epochs`` and ``max_steps`` leave.
-
-        Raises:
-            ValueError: nobody has said how many rounds there are.
-        """
+        """Ticks of the fit: those of a round, times the rounds that ``max_epochs`` and ``max_steps`` leave."""
         if self.max_epochs == -1 and self.max_steps == -1:
             return inf
         if self.train_dataloader is None:
@@ -121,7 +117,6 @@ class _CohortBar:
 
     @property
     def total_train_batches(self) -> int | float:
-        """Clients of a round."""
         return self.trainer.fit_loop.max_batches  # type: ignore[attr-defined,no-any-return]
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,16 +18,12 @@ State = dict[str, Tensor | list[Tensor]]
 _Merge = Callable[[Any, Any], Any]
 
 
-def _add(a: Tensor, b: Tensor) -> Tensor:
-    return a + b
-
-
 def _rows(value: Tensor) -> Tensor:
     return value.reshape(1) if value.dim() == 0 else value
 
 
 _MERGES: dict[Any, _Merge] = {
-    dim_zero_sum: _add,
+    dim_zero_sum: operator.add,
     dim_zero_max: torch.maximum,
     dim_zero_min: torch.minimum,
     dim_zero_cat: lambda a, b: a + b if isinstance(a, list) else torch.cat([_rows(a), _rows(b)]),
@@ -34,21 +31,12 @@ _MERGES: dict[Any, _Merge] = {
 
 
 class MetricState:
-    """The accumulated state of one torchmetrics metric, taken out so that a client can start from zero.
-
-    Attributes:
-        metric: the metric.
-        updates: by how many updates it had accumulated that.
-    """
+    """The accumulated state of one torchmetrics metric, taken out so that a client can start from zero."""
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
         self._state: State = read_state(metric)
-        self.updates, self._value = metric._update_count, metric._forward_cache
-
-    def reset(self) -> None:
-        """Empties the metric; what it had accumulated is kept here."""
-        self.metric.reset()
+        self.updates, self._value = metric._update_count, metric._forward_cache  # how many it has accumulated
 
     def put_back(self) -> None:
         """Gives the metric the saved state, or a copy of it, instead of what it has accumulated since."""
@@ -121,17 +109,11 @@ def is_mergeable(metric: Metric) -> bool:
 
 
 class MetricShare(NamedTuple):
-    """What one client has added to an empty metric.
-
-    Attributes:
-        state: its states.
-        updates: by how many updates.
-        value: what ``forward`` gave last; ``None`` if it was not called.
-    """
+    """What one client has added to an empty metric."""
 
     state: State
-    updates: int
-    value: Any
+    updates: int  # how many
+    value: Any  # what ``forward`` gave last; None if it was not called
 
     @classmethod
     def of(cls, metric: Metric) -> MetricShare:

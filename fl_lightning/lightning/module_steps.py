@@ -28,14 +28,10 @@ def batch_size(batch: Any) -> int:
 
 
 def loss_of(output: Any) -> Tensor | None:
-    """Takes the loss out of what ``training_step`` returned.
+    """The loss in what ``training_step`` returned; ``None`` if the step wants this batch skipped.
 
-    Returns:
-        The loss, or ``None`` if the step wants this batch skipped.
-
-    Raises:
-        MisconfigurationException: it returned something else than a tensor, a dict with one as ``"loss"``, or ``None``;
-            Lightning's own, which modules with hooks get from Lightning itself.
+    What else it returns is Lightning's own MisconfigurationException, which modules with hooks get from Lightning
+    itself.
     """
     # Tensors first: this runs for every local batch.
     if isinstance(output, Tensor) or output is None:

@@ -75,26 +75,8 @@ else:
 
 
 __all__ = [
-    "TREE",
-    "Callback",
-    "DummyLogger",
-    "LightningArgumentParser",
-    "LightningCLI",
-    "LightningDataModule",
-    "LightningModule",
-    "Logger",
-    "ModelCheckpoint",
-    "ProgressBar",
-    "ResultCollection",
-    "ResultMetric",
-    "RunningStage",
-    "SingleDeviceStrategy",
-    "StrategyRegistry",
-    "Trainer",
-    "TrainerFn",
-    "callbacks",
-    "lightning_module",
-    "pl",
-    "rank_zero_info",
-    "rank_zero_warn",
-]
+    "TREE", "Callback", "DummyLogger", "LightningArgumentParser", "LightningCLI", "LightningDataModule",
+    "LightningModule", "Logger", "ModelCheckpoint", "ProgressBar", "ResultCollection", "ResultMetric", "RunningStage",
+    "SingleDeviceStrategy", "StrategyRegistry", "Trainer", "TrainerFn", "callbacks", "lightning_module", "pl",
+    "rank_zero_info", "rank_zero_warn",
+]  # fmt: skip

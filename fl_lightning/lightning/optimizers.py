@@ -24,9 +24,6 @@ def configured_optimizers(module: LightningModule) -> list[Optimizer]:
     """What ``configure_optimizers`` gives on a server, which has no trainer, or for an evaluation, which has no steps.
 
     The module sees a trainer without data, so a schedule may ask how long the fit is; the answer is made up.
-
-    Raises:
-        ValueError: it needs more than that.
     """
     if not is_overridden("configure_optimizers", module):
         return []

@@ -33,11 +33,7 @@ Requests = frozenset[str]
 
 
 def check_startable(environment: Any) -> None:
-    """Checks that Lightning can start processes here, unless somebody else does.
-
-    Raises:
-        ValueError: there is no program that further processes could run.
-    """
+    """Checks that Lightning can start processes here, unless somebody else does."""
     if environment.creates_processes_externally:
         return
     interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
@@ -81,11 +77,7 @@ def _is_alive(process: int) -> bool:
 
 
 def connect(backend: str, address: tuple[str, int], rank: int, size: int, timeout: timedelta) -> None:
-    """Connects this process with the others, until the program ends.
-
-    Raises:
-        RuntimeError: some of them have not come within ``timeout``, or 10 minutes if that is longer.
-    """
+    """Connects this process with the others until the program ends; waits at least 10 minutes for them to come."""
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address[0], str(address[1])
     patience = max(timeout, _START)
     meeting, _, _ = next(rendezvous("env://", rank, size, timeout=patience))
@@ -173,15 +165,10 @@ class HeldSignals:
         return frozenset({*self._noted, *(["should_stop"] if self._trainer.should_stop else [])})
 
     def follow(self, requests: Iterable[Requests], between_clients: bool, ends_round: bool) -> None:
-        """All processes do what any of them was asked to do; they call this at the same point.
+        """All processes do what any of them (``requests``) was asked to do; they call this at the same point.
 
-        Args:
-            requests: those of all processes.
-            between_clients: clients of the round are left.
-            ends_round: nothing of the round is left. A round whose clients are all trained is brought to its end.
-
-        Raises:
-            SystemExit: Lightning's own of SIGTERM, which lets callbacks save a checkpoint.
+        SIGTERM ends a fit ``between_clients`` of a round by Lightning's own SystemExit, which lets callbacks save a
+        checkpoint. A round whose clients are all trained is brought to its end.
         """
         asked = Requests().union(*requests)
         connector = self._trainer._signal_connector

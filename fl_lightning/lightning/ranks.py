@@ -33,24 +33,8 @@ class Ranks:
     """This process's place among the processes of a fit, and what it exchanges with the others.
 
     Lightning's ``DDPStrategy`` lends its launcher and the numbering of ranks, so processes are started as for DDP: by
-    the script itself, by torchrun, or by a cluster's scheduler. Nothing else of DDP takes part.
-
-    Args:
-        accelerator: the trainer's.
-        devices: one device per process of this machine.
-        environment: the trainer's cluster environment.
-        num_nodes: machines.
-        timeout: longest wait for another rank. A rank waits while others train their last clients.
-
-    Attributes:
-        rank: of this process.
-        local_rank: of this process, on its machine.
-        node_rank: of this machine.
-        size: processes in all.
-        num_nodes: machines.
-        device: of this process.
-        signals: requests to stop that this process gets during a fit.
-        has_left: whether this process has left the fit with an error of its own.
+    the script itself, by torchrun, or by a cluster's scheduler. Nothing else of DDP takes part. ``devices`` has one per
+    process of this machine. A rank waits at most ``timeout`` for another, which may train its last clients.
     """
 
     def __init__(
@@ -68,17 +52,13 @@ class Ranks:
         self.rank, self.local_rank, self.node_rank = lender.global_rank, lender.local_rank, lender.node_rank
         self.size, self.num_nodes = num_nodes * len(devices), num_nodes
         self.device = devices[self.local_rank]
-        self.signals: HeldSignals | None = None
+        self.signals: HeldSignals | None = None  # requests to stop that this process gets during a fit
         self._store: Any = None
         self._divisions = self._exchanges = 0
-        self.has_left = False
+        self.has_left = False  # the fit, with an error of its own
 
     def join(self) -> None:
-        """Connects this process with the others.
-
-        Raises:
-            RuntimeError: the script has connected another number of processes.
-        """
+        """Connects this process with the others, as many as the trainer asks for."""
         end_with_starter(self._environment)
         if not dist.is_initialized():
             backend = "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl"
@@ -129,15 +109,7 @@ class Ranks:
         return [unpack(part, self.device) for part in found]
 
     def gather_parts(self, part: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """A tensor of every rank, in the order of ranks, on all ranks.
-
-        Args:
-            part: of this rank; all but the first dimension is the same on all ranks.
-            sizes: the first dimension of each rank's.
-
-        Raises:
-            RankError: this rank has left the fit, or another one has.
-        """
+        """A tensor of every rank, in their order, on all ranks; only their first dimensions, ``sizes``, may differ."""
         if self.has_left:
             raise RankError(f"rank {self.rank} has left the fit with an error of its own: it does not hold all columns")
         longest, rest = max(sizes), part.shape[1:]
@@ -154,10 +126,8 @@ class Ranks:
     ) -> Pending:
         """Begins to exchange tensors with single ranks; both sides name them in the same order.
 
-        Args:
-            sends: contiguous tensors, and who gets them. They must not change until the exchange is over.
-            receives: contiguous tensors that are overwritten, and who sends them.
-            number: another one for each exchange that is under way at the same time.
+        ``sends`` are contiguous, with who gets them, and must not change until the exchange is over. ``receives`` are
+        contiguous and overwritten, with who sends them. Exchanges under way at the same time differ in ``number``.
         """
         tags: dict[tuple[bool, int], int] = {}
         operations = []
@@ -225,8 +195,8 @@ class Ranks:
     def abandon(self) -> None:
         """This process leaves the fit with an error of its own.
 
-        It waits for nobody any more, so that callbacks can still save a checkpoint. Processes that it has started end
-        when it does.
+        It waits for nobody any more, so that callbacks can still save a checkpoint. Those it has started end when it
+        does.
         """
         if not self.has_left:
             end_at_exit(getattr(self.launcher, "procs", []))
@@ -239,11 +209,7 @@ class Ranks:
             self.barrier()
 
     def follow_requests(self, between_clients: bool = False, ends_round: bool = False) -> None:
-        """All ranks do what callbacks or signals have asked of any of them.
-
-        Raises:
-            SystemExit: one rank was asked to terminate, and clients are left.
-        """
+        """All ranks do what callbacks or signals have asked of any of them, such as to terminate between clients."""
         signals = self.signals
         assert signals is not None
         signals.follow(self.gather(signals.requests), between_clients, ends_round)
@@ -256,11 +222,7 @@ class Ranks:
             yield place
 
     def claims(self, places: Sequence[int]) -> Iterator[int]:
-        """Hands out places to whichever rank asks next; each goes to one rank.
-
-        Args:
-            places: in the order in which they are handed out, the same on all ranks.
-        """
+        """Hands out places, listed alike on all ranks, in order to whichever rank asks next; each goes to one rank."""
         self._divisions += 1  # counted here, not per fit: the store outlives a fit
         while True:
             leaving = self.signals is not None and self.signals.urgent
@@ -283,11 +245,7 @@ class Pending:
             return all(work.is_completed() for work in self._works)
 
     def wait(self) -> None:
-        """Returns once it is over.
-
-        Raises:
-            RankError: another process has ended or does not answer.
-        """
+        """Returns once it is over."""
         with self._ranks._answered():
             for work in self._works:
                 work.wait()

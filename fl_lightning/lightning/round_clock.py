@@ -19,19 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VisitPlan:
-    """The visit that the clock counts by: means over the clients that train, rounded up.
+    """The visit that the clock counts by: means over the clients that train, rounded up."""
 
-    Attributes:
-        steps: ``K``, optimizer steps; with manual optimization one per batch is assumed.
-        batches: of all local epochs.
-        pass_batches: of one local epoch.
-        window: batches per optimizer step.
-    """
-
-    steps: int
-    batches: int
-    pass_batches: int
-    window: int = 1
+    steps: int  # K, of the optimizer; with manual optimization one per batch is assumed
+    batches: int  # of all local epochs
+    pass_batches: int  # of one local epoch
+    window: int = 1  # batches per optimizer step
 
     def batches_after(self, steps: int) -> int:
         """How many batches this many steps take; the last step of a local epoch may take fewer than a window."""
@@ -40,23 +33,16 @@ class VisitPlan:
 
 
 class VisitClock:
-    """Moves the counters of an epoch loop so that the module and its schedulers see the clock.
-
-    Attributes:
-        plan: the visit to count by; ``None`` before a fit has data.
-        endless: why nobody can say how many rounds the fit has; empty if the trainer can.
-        counts_clients: batches are clients at the moment, because callbacks are told of one.
-        scheduled: the loop steps schedulers within visits.
-        stepping: it does so at the moment.
-        opens_group: the present batch is the first of an optimizer step's: it forgets the gradients of earlier ones.
-        ends_group: it is the last one: the optimizer steps after it. Outside visits every batch is both.
-    """
+    """Moves the counters of an epoch loop so that the module and its schedulers see the clock."""
 
     def __init__(self, loop: _TrainingEpochLoop) -> None:
         self._loop = loop
-        self.plan: VisitPlan | None = None
-        self.endless = ""
-        self.counts_clients = self.scheduled = self.stepping = False
+        self.plan: VisitPlan | None = None  # before a fit has data
+        self.endless = ""  # why nobody can say how many rounds the fit has
+        self.counts_clients = False  # batches are clients at the moment, because callbacks are told of one
+        self.scheduled = self.stepping = False  # the loop steps schedulers within visits, and does so at the moment
+        # The batch is the first or last of an optimizer step's, as every one outside visits: the optimizer forgets
+        # gradients before it, or steps after it.
         self.opens_group = self.ends_group = True
         self._limit: int | None = None
         self._start = self._held = 0
@@ -90,12 +76,7 @@ class VisitClock:
     # ---- a visit
 
     def begin_round(self, steps: int, limit: int | None) -> None:
-        """Moves the clock to the beginning of the trainer's current epoch.
-
-        Args:
-            steps: ticks of a round.
-            limit: the same if visits end with the last tick, however many steps they take; ``None``: not yet known.
-        """
+        """Moves the clock to the current epoch's first tick, of ``steps``; visits end with tick ``limit``, if known."""
         self._limit = limit
         self._move_to(self._loop.trainer.current_epoch * steps)
         self._start = self.tick

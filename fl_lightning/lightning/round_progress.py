@@ -24,16 +24,11 @@ from fl_lightning.lightning.names import Trainer
 class RoundPhase(str, Enum):
     """The phases of a round that a checkpoint can meet."""
 
-    BETWEEN = "between"
-    """No round is open."""
-    TRAINING = "round"
-    """Clients train; the server step is yet to come."""
-    AGGREGATED = "aggregated"
-    """The server step is done; validation may run."""
-    VALIDATED = "validated"
-    """Validation is over."""
-    EPOCH_END = "epoch_end"
-    """Lightning runs the hooks of the epoch's end."""
+    BETWEEN = "between"  # no round is open
+    TRAINING = "round"  # clients train; the server step is yet to come
+    AGGREGATED = "aggregated"  # the server step is done; validation may run
+    VALIDATED = "validated"  # validation is over
+    EPOCH_END = "epoch_end"  # Lightning runs the hooks of the epoch's end
 
 
 TRANSITIONS: dict[RoundPhase, frozenset[RoundPhase]] = {
@@ -52,11 +47,7 @@ _OVER = (RoundPhase.AGGREGATED, RoundPhase.VALIDATED, RoundPhase.EPOCH_END)
 
 
 class RoundProgress:
-    """Belongs to the epoch loop, which saves and loads it with its counters.
-
-    Attributes:
-        phase: where in the round the fit is.
-    """
+    """Where in a round the fit is; belongs to the epoch loop, which saves and loads it with its counters."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -70,11 +61,7 @@ class RoundProgress:
         return self._trainer.fit_loop.epoch_loop
 
     def enter(self, phase: RoundPhase) -> None:
-        """Goes on to the next phase.
-
-        Raises:
-            RuntimeError: it cannot follow the present one: Lightning left something out.
-        """
+        """Goes on to the next phase; fails if it cannot follow the present one: Lightning left something out."""
         if phase not in TRANSITIONS[self.phase]:
             if self.phase is RoundPhase.TRAINING:
                 raise RuntimeError(

@@ -30,11 +30,7 @@ def share_random_state(ranks: Ranks) -> None:
 
 
 def share_module(ranks: Ranks, module: nn.Module) -> None:
-    """Overwrites all parameters and buffers with those of the first rank.
-
-    Raises:
-        ValueError: a rank has others than the first.
-    """
+    """Overwrites all parameters and buffers with those of the first rank; all must have the same ones."""
     named = [*module.named_parameters(), *module.named_buffers()]
     found = ranks.gather([(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named])
     for rank, tensors in enumerate(found):

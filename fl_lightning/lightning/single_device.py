@@ -13,13 +13,7 @@ import torch
 
 from fl_lightning.core.storage.column_parts import holds_parts, joined
 from fl_lightning.lightning.checkpoint_io import STATE_KEY, AtomicCheckpointIO, federated_state
-from fl_lightning.lightning.names import (
-    SingleDeviceStrategy,
-    Trainer,
-    TrainerFn,
-    lightning_module,
-    rank_zero_warn,
-)
+from fl_lightning.lightning.names import SingleDeviceStrategy, Trainer, TrainerFn, lightning_module, rank_zero_warn
 from fl_lightning.lightning.rank_processes import HeldSignals, check_startable, is_termination
 from fl_lightning.lightning.ranks import Ranks
 from fl_lightning.lightning.shared_by_ranks import epoch_logs_quiet, metrics_apart, share_module, share_random_state
@@ -32,13 +26,6 @@ class OneDevice(SingleDeviceStrategy):
     """Runs a fit on one device per process, in one process or in several that Lightning starts.
 
     It follows whichever trainer uses it. To modules and callbacks several processes are one fit on one device.
-
-    Attributes:
-        limits: the trainer's limits on batches while the strategy applies them per client.
-        ranks: the processes; ``None`` for one.
-
-    Raises:
-        ValueError: ``timeout`` is not positive.
     """
 
     def __init__(self, timeout: timedelta = timedelta(minutes=30)) -> None:
@@ -46,7 +33,7 @@ class OneDevice(SingleDeviceStrategy):
             raise ValueError(f"timeout of {type(self).__name__} must be longer than 0 s, found {timeout!r}")
         self._given: dict[str, Any] = {}
         super().__init__()
-        self.limits: dict[str, int | float] = {}
+        self.limits: dict[str, int | float] = {}  # on batches, of the trainer, while they are applied per client
         self.ranks: Ranks | None = None
         self._timeout, self._undo = timeout, ExitStack()
 
@@ -222,11 +209,7 @@ class OneDevice(SingleDeviceStrategy):
 
 
 def check_devices(devices: Sequence[torch.device], number: int, environment: Any) -> None:
-    """Checks what kind of devices and how many processes a trainer asks for.
-
-    Raises:
-        ValueError: a kind that is not supported, or not in this number.
-    """
+    """Checks what kind of devices and how many processes a trainer asks for."""
     kind = devices[0].type
     if kind not in ("cpu", "cuda", "mps"):
         raise ValueError(f"FederatedStrategy runs on CPU, CUDA or MPS, found {devices[0]}")

@@ -29,31 +29,16 @@ __version__ = _installed("fl-lightning") or "0+source"
 
 @dataclass(frozen=True)
 class Versions:
-    """What runs in this process.
+    """What runs in this process."""
 
-    Attributes:
-        fl_lightning: version of this package, ``"0+source"`` if it runs from a checkout that is not installed.
-        python: version of the interpreter.
-        platform: operating system, its version and the processor.
-        torch: version of PyTorch.
-        cuda_build: the CUDA (or ROCm) version that PyTorch was built for; ``None`` for a build without.
-        devices: accelerators that PyTorch can use now, for instance ``"cuda:0 NVIDIA H100"`` or ``"mps"``.
-        threads: threads inside one operation on the CPU.
-        lightning_tree: the copy of Lightning in use, ``"lightning.pytorch"`` or ``"pytorch_lightning"``.
-        lightning: version of that copy.
-        torchmetrics: version of torchmetrics.
-        torchvision: version of torchvision; ``None`` if it is not installed.
-        ops: implementation of each op and why nothing faster runs.
-    """
-
-    fl_lightning: str
+    fl_lightning: str  # "0+source" if it runs from a checkout that is not installed
     python: str
-    platform: str
+    platform: str  # operating system, its version and the processor
     torch: str
-    cuda_build: str | None
-    devices: tuple[str, ...]
-    threads: int
-    lightning_tree: str
+    cuda_build: str | None  # the CUDA (or ROCm) version that PyTorch was built for
+    devices: tuple[str, ...]  # accelerators that PyTorch can use now, "cuda:0 NVIDIA H100" or "mps" for instance
+    threads: int  # inside one operation on the CPU
+    lightning_tree: str  # the copy of Lightning in use, "lightning.pytorch" or "pytorch_lightning"
     lightning: str
     torchmetrics: str | None
     torchvision: str | None

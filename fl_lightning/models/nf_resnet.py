@@ -74,13 +74,10 @@ class NFResNet18(nn.Module):
         self.stem = ScaledStdConv2d(in_channels, 64, 3)
         self.pool = nn.MaxPool2d(3, stride=2, padding=1)
         self.blocks = nn.Sequential(
-            _Block(64, 16, stride=1),
-            _Block(16, 16, stride=1),
-            _Block(16, 32, stride=2),
-            _Block(32, 32, stride=1),
-            _Block(32, 64, stride=2),
-            _Block(64, 64, stride=1),
-        )
+            _Block(64, 16, stride=1), _Block(16, 16, stride=1),
+            _Block(16, 32, stride=2), _Block(32, 32, stride=1),
+            _Block(32, 64, stride=2), _Block(64, 64, stride=1),
+        )  # fmt: skip
         self.head = nn.Linear(64, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -129,11 +129,7 @@ class FedAdagrad(_Adaptive):
 
     @checked(lr=Bounds(above=0), beta=Bounds(0, below=1), tau=Bounds(above=0))
     def __init__(
-        self,
-        params: Iterable[Tensor] | Iterable[dict[str, Any]],
-        lr: float,
-        beta: float = 0.0,
-        tau: float = 1e-3,
+        self, params: Iterable[Tensor] | Iterable[dict[str, Any]], lr: float, beta: float = 0.0, tau: float = 1e-3
     ) -> None:
         super().__init__(params, lr, (beta, 0.0), tau)
 

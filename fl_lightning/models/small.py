@@ -28,12 +28,10 @@ class MLP(nn.Module):
         super().__init__()
         self.in_features = in_features
         self.layers = nn.Sequential(
-            nn.Linear(in_features, hidden),
-            nn.ReLU(),
-            nn.Linear(hidden, hidden),
-            nn.ReLU(),
+            nn.Linear(in_features, hidden), nn.ReLU(),
+            nn.Linear(hidden, hidden), nn.ReLU(),
             nn.Linear(hidden, num_classes),
-        )
+        )  # fmt: skip
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits of a batch.
@@ -86,23 +84,14 @@ class CifarCNN(_ImageNet):
     def __init__(self, num_classes: int = 10, dropout: tuple[float, float] = (0.2, 0.5), width: int = 64) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(3, width, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(width, width, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-        )
+            nn.Conv2d(3, width, 5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(width, width, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        )  # fmt: skip
         self.classifier = nn.Sequential(
-            nn.Linear(25 * width, 384),
-            nn.Dropout(dropout[0]),
-            nn.ReLU(),
-            nn.Linear(384, 192),
-            nn.Dropout(dropout[1]),
-            nn.ReLU(),
+            nn.Linear(25 * width, 384), nn.Dropout(dropout[0]), nn.ReLU(),
+            nn.Linear(384, 192), nn.Dropout(dropout[1]), nn.ReLU(),
             nn.Linear(192, num_classes),
-        )
+        )  # fmt: skip
 
 
 class MnistCNN(_ImageNet):
@@ -123,14 +112,9 @@ class MnistCNN(_ImageNet):
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(1, 32, 5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-        )
+            nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        )  # fmt: skip
         self.classifier = nn.Sequential(nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, num_classes))
 
 
@@ -150,14 +134,9 @@ class LeNet(_ImageNet):
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(3, 6, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(6, 16, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-        )
+            nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        )  # fmt: skip
         self.classifier = nn.Sequential(
             nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, num_classes)
         )

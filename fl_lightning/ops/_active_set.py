@@ -35,14 +35,10 @@ _REFINEMENTS = 2
 
 
 def search(gram: Floats) -> Floats:
-    """Minimises ``lam' G lam`` over the simplex for each ``[k, k]`` matrix of a batch.
+    """Minimises ``lam' G lam`` over the simplex for ``[B, k, k]`` matrices, scaled to a mean diagonal near 1.
 
-    Args:
-        gram: ``[B, k, k]``, symmetric, finite, scaled to a mean diagonal near 1.
-
-    Returns:
-        ``[B, k]``, nonnegative; rows sum to 1 up to rounding. Optimal when the matrix is positive semi-definite;
-        otherwise some point of the simplex.
+    They are symmetric and finite. The result ``[B, k]`` is nonnegative; rows sum to 1 up to rounding. It is optimal
+    where the matrix is positive semi-definite, otherwise some point of the simplex.
     """
     batch, k, _ = gram.shape
     result = np.zeros((batch, k))

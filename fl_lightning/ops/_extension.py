@@ -24,27 +24,16 @@ _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 @dataclass(frozen=True)
 class Extension:
-    """The compiled extensions of this process.
+    """The compiled extensions of this process."""
 
-    Attributes:
-        module: ``fl_lightning._C`` with the kernels for the processor, or None.
-        reason: why there is none.
-        cuda: whether those for CUDA are loaded, too.
-        no_cuda: why they are not.
-    """
-
-    module: ModuleType | None
-    reason: str
-    cuda: bool = False
-    no_cuda: str = ""
+    module: ModuleType | None  # fl_lightning._C with the kernels for the processor
+    reason: str  # why there is none
+    cuda: bool = False  # those for CUDA are loaded, too
+    no_cuda: str = ""  # why they are not
 
 
 def load() -> Extension:
-    """Imports the extensions, which registers their kernels; warns if there is one that does not load.
-
-    Raises:
-        ValueError: FL_LIGHTNING_ISA or FL_LIGHTNING_DISABLE_EXT has a value that means nothing.
-    """
+    """Imports the extensions, which registers their kernels; warns if there is one that does not load."""
     asked = os.environ.get("FL_LIGHTNING_ISA", "")
     if asked not in ("", *_INSTRUCTION_SETS):
         raise ValueError(f"FL_LIGHTNING_ISA must be one of {', '.join(_INSTRUCTION_SETS)}, found {asked!r}")

@@ -79,12 +79,7 @@ def _common_descent(
 
 
 def _puc_track(
-    row: Tensor,
-    counts: Tensor,
-    threshold: int,
-    participations: int,
-    offsets: Tensor,
-    total_columns: int | None = None,
+    row: Tensor, counts: Tensor, threshold: int, participations: int, offsets: Tensor, total_columns: int | None = None
 ) -> tuple[Tensor, Tensor]:
     words = row.new_empty((row.shape[0] + 31) // 32, dtype=torch.int32)
     return words, _float64(row, offsets.shape[0] - 1)
@@ -118,14 +113,10 @@ _OPS = {
     ),
     "layer_combine": _Op("(Tensor rows, Tensor offsets, Tensor coeff) -> Tensor", _reference.layer_combine, _step),
     "layer_cross_combine": _Op(
-        "(Tensor rows, Tensor others, Tensor offsets, Tensor coeff) -> Tensor",
-        _reference.layer_cross_combine,
-        _step,
+        "(Tensor rows, Tensor others, Tensor offsets, Tensor coeff) -> Tensor", _reference.layer_cross_combine, _step
     ),
     "layer_combine_add": _Op(
-        "(Tensor(a!) out, Tensor rows, Tensor offsets, Tensor coeff) -> ()",
-        _reference.layer_combine_add,
-        _nothing,
+        "(Tensor(a!) out, Tensor rows, Tensor offsets, Tensor coeff) -> ()", _reference.layer_combine_add, _nothing
     ),
     "project_conflicts": _Op(
         "(Tensor gram, Tensor order, Tensor keep) -> Tensor", _reference.project_conflicts, _project_conflicts

@@ -139,12 +139,7 @@ def project_conflicts(gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
 
 
 def puc_track(
-    row: Tensor,
-    counts: Tensor,
-    threshold: int,
-    participations: int,
-    offsets: Tensor,
-    total_columns: int | None = None,
+    row: Tensor, counts: Tensor, threshold: int, participations: int, offsets: Tensor, total_columns: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """See :func:`fl_lightning.ops.puc_track`."""
     n = row.shape[0]

@@ -13,15 +13,10 @@ def row_norms(gram: Tensor) -> Tensor:
 
 
 def live_rows(norms: Tensor, online: int, zero_row: float) -> Tensor:
-    """Which rows count, by their lengths ``[..., k]``: those that are not zero beside the online ones.
+    """Which rows count, by their lengths ``[..., k]``: those longer than ``zero_row`` times the median.
 
-    Beside the median of the lengths that are not 0, the lower one of an even number: no single client, however long its
-    row, can make the others' count as zero.
-
-    Args:
-        norms: lengths of ``k`` rows.
-        online: how many of them, the first, are the clients' of the round.
-        zero_row: a row this much shorter than the median counts as zero.
+    The median is of the lengths that are not 0 among the first ``online``, the lower one of an even number: no single
+    client, however long its row, can make the others' count as zero.
     """
     lengths = norms[..., :online]
     ascending = torch.where(lengths == 0, torch.inf, lengths).sort(-1).values

@@ -34,16 +34,7 @@ def slice_columns(total_columns: int) -> int:
 
 
 def subtrees(begin: int, end: int, total_columns: int) -> list[tuple[int, int]]:
-    """The largest nodes of the tree that a run of columns holds whole, in order.
-
-    Args:
-        begin: where the run begins, at a slice.
-        end: where it ends: at a slice, or with the last column.
-        total_columns: of the whole matrix.
-
-    Returns:
-        The columns ``(begin, end)`` of each node; none for an empty run.
-    """
+    """The columns of the largest nodes of the tree that a run, from a slice to a slice or the end, holds whole."""
     width = slice_columns(total_columns)
     if not 0 <= begin <= end <= total_columns or begin % width or (end % width and end != total_columns):
         raise ValueError(
@@ -62,13 +53,8 @@ def subtrees(begin: int, end: int, total_columns: int) -> list[tuple[int, int]]:
 def add_tree(spans: Sequence[tuple[int, int]], parts: Iterable[Tensor], total_columns: int) -> Tensor:
     """Adds sums over nodes of the tree along the tree.
 
-    Args:
-        spans: the columns ``(begin, end)`` of each node, in order and without gaps.
-        parts: their sums, all of one shape. They are taken one by one: few exist at the same time.
-        total_columns: of the whole matrix.
-
-    Returns:
-        The sum, of that shape.
+    The nodes, by their columns ``(begin, end)``, are in order and without gaps. Their sums, all of one shape, are taken
+    one by one: few exist at the same time.
     """
     width = slice_columns(total_columns)
     if not spans or any(last[1] != span[0] for last, span in pairwise(spans)):

@@ -140,22 +140,6 @@ def test_shares_end_where_slices_end(total, shares):
     assert max(held) - min(held) <= 2 * slice_columns(total)
 
 
-@pytest.mark.parametrize(
-    ("borders", "share", "words"),
-    [
-        ((0,), 0, "rise from 0"),
-        ((8192, 20_000), 0, "rise from 0"),
-        ((0, 16_384, 8192, 20_000), 0, "rise from 0"),
-        ((0, 100, 20_000), 0, "multiples of 8192"),
-        ((0, 8192, 20_000), 2, "between 0 and 1, found 2"),
-        ((0, 8192, 20_000), -1, "between 0 and 1, found -1"),
-    ],
-)
-def test_columns_say_what_is_wrong(borders, share, words):
-    with pytest.raises(ValueError, match=words):
-        Columns(borders, share)
-
-
 def test_a_matrix_must_fit_its_columns():
     columns = Columns(Columns.cut(LAYOUT.numel, 2), 1)
     with pytest.raises(ValueError, match=rf"rows must have shape \[m, {columns.numel}\]"):

@@ -18,7 +18,7 @@ from worker_processes import FORKS, TWO
 
 import fl_lightning as fl
 from fl_lightning.algorithms import ClientReport, ClientRule, FedAvg
-from fl_lightning.clients.workers import messages
+from fl_lightning.clients.workers import process
 from fl_lightning.core.aligned import ALIGNMENT
 from fl_lightning.data.cohort_samplers import Selection
 
@@ -142,8 +142,8 @@ def test_tensors_of_messages_start_at_boundaries(dtype):
     ours, theirs = Pipe()
     sent = [torch.arange(n, dtype=torch.float64).to(dtype) for n in (1, 3, 65, 1000)]
     sent += [torch.ones(2, 3, 4, 5, dtype=dtype).to(memory_format=torch.channels_last), torch.ones(3, 5, dtype=dtype).T]
-    messages.send(theirs, sent)
-    found = messages.receive(ours)
+    process.send(theirs, sent)
+    found = process.receive(ours)
     assert off_line(found) == set()
     for before, after in zip(sent, found, strict=True):
         assert torch.equal(before, after)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from cases import pairwise
 from plain_loop import federate
 from support import Classifier, federated_blobs, fresh, on_path, training_only, weights
-from torch import nn
+from torch import Tensor, nn
 
 import fl_lightning as fl
 from fl_lightning.clients.client_optimizers import (
@@ -21,6 +21,7 @@ from fl_lightning.clients.client_optimizers import (
     load_scheduled_states,
     scheduled_state,
 )
+from fl_lightning.clients.optimizer_state import leaves
 
 
 class Lookahead(torch.optim.Optimizer):
@@ -130,7 +131,6 @@ def test_reset_equals_a_new_optimizer_for_every_client(maker):
             assert torch.equal(flat(model), flat(reference))
         clients.restore()
         clients.commit([3, 1])
-    assert clients.nbytes == 0
     assert clients.state_dict() == {}
 
 
@@ -153,7 +153,8 @@ def test_keep_equals_an_optimizer_per_client(maker):
         clients.commit([1, 2])
         # What a checkpoint does to it.
         clients.load_state_dict(clients.state_dict())
-    assert (clients.nbytes > 0) is (maker is not MAKERS["Counting"])
+    has_tensors = any(isinstance(leaf, Tensor) for leaf in leaves(clients.state_dict()))
+    assert has_tensors is (maker is not MAKERS["Counting"])
 
 
 def test_a_dropped_client_keeps_the_state_of_its_last_round_that_counted():

@@ -25,7 +25,7 @@ def compare(folder, make_strategy=dict, alone=False, **options):
 
     def counted(pool, target, places):
         start(pool, target, places)
-        sizes.append(len(pool.processes))
+        sizes.append(len(pool._workers))
 
     for executor in (None, TWO):
         project = Project(strategy={**make_strategy(), "executor": executor}, **options)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fl_lightning.clients.planned.program import CannotPlanError, program_of
+from fl_lightning.clients.planned.plan import CannotPlanError, program_of
 
 
 def _cleared(w, x):

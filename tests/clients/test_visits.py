@@ -18,7 +18,7 @@ from support import Classifier, fit, fresh, weights
 import fl_lightning as fl
 from fl_lightning.clients.base import CohortRunner, Executor
 from fl_lightning.clients.visits import Replays, Visits
-from fl_lightning.clients.workers import messages
+from fl_lightning.clients.workers import process
 from fl_lightning.core.aligned import padded
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.cohort_samplers import UniformSampler
@@ -37,7 +37,7 @@ class Elsewhere(Executor):
 
     def rows(self, number, like):
         n = like.numel()
-        return messages.shared((number, padded(n, like.dtype)), like.dtype)[:, :n]
+        return process.shared((number, padded(n, like.dtype)), like.dtype)[:, :n]
 
 
 class ElsewhereRunner(CohortRunner):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from worker_processes import FORKS
 
-from fl_lightning.clients.workers import messages
+from fl_lightning.clients.workers import process
 from fl_lightning.clients.workers.pool import WorkerPool
 from fl_lightning.clients.workers.worker import STOP, RoundDone
 
@@ -29,8 +29,8 @@ TENSORS = {
 @pytest.mark.parametrize("kind", TENSORS)
 def test_tensors_arrive_as_they_were(kind):
     sent, (ours, theirs) = TENSORS[kind], Pipe()
-    messages.send(ours, sent)
-    received = messages.receive(theirs)
+    process.send(ours, sent)
+    received = process.receive(theirs)
     assert torch.equal(received, sent)
     assert received.dtype == sent.dtype
     assert received.requires_grad == sent.requires_grad
@@ -44,9 +44,9 @@ def count_places(index, channel, queue):
     while (place := int.from_bytes(os.read(queue, 4), "little", signed=True)) != STOP:
         seen.append(place)
         if len(seen) % 5000 == 0:
-            messages.send(channel, len(seen))
-    messages.send(channel, seen)
-    messages.send(channel, RoundDone())
+            process.send(channel, len(seen))
+    process.send(channel, seen)
+    process.send(channel, RoundDone())
 
 
 @pytest.mark.timeout(60)

@@ -9,7 +9,7 @@ VARIANTS = "tests/clients/test_planned_variants.py"
 PLANNED = "fl_lightning/clients/planned"
 
 clipping = In("fl_lightning/clients/module_calls.py", "tests/clients/test_optimization.py -k clipping")
-program = In(f"{PLANNED}/program.py", PROGRAMS)
+program = In(f"{PLANNED}/plan.py", PROGRAMS)
 plan = In(f"{PLANNED}/plan.py", f"{VARIANTS} {WRONG} -k 'dropout or mean or foreign or number or end'")
 firsts = In(f"{PLANNED}/plan.py", f"{WRONG} -k start")
 steps = In(f"{PLANNED}/planned_gradients.py", f"{GUARDS} {WRONG} -k 'end or start or hooks or every_round'")

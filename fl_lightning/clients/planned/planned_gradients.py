@@ -14,8 +14,7 @@ from torch.nn.modules import module as torch_modules
 
 from fl_lightning.clients.fast_sgd import FastSGD
 from fl_lightning.clients.local_training import EagerGradients, LossGradients
-from fl_lightning.clients.planned.plan import Plan
-from fl_lightning.clients.planned.program import CannotPlanError
+from fl_lightning.clients.planned.plan import CannotPlanError, Plan
 from fl_lightning.core.modules import submodules
 from fl_lightning.lightning.fast_log import TrainingLog
 from fl_lightning.lightning.names import LightningModule, rank_zero_info
@@ -28,13 +27,7 @@ _WORTH = 50
 
 
 class PlannedGradients(LossGradients):
-    """Takes the place of :class:`EagerGradients`, and calls it where there is no plan.
-
-    Attributes:
-        reason: why nothing is planned any more, to complete "eager, because ..."; ``None`` while there is none.
-        planned: steps from plans so far.
-        announce: told what is planned and what is not.
-    """
+    """Takes the place of :class:`EagerGradients`, and calls it where there is no plan."""
 
     def __init__(self, eager: EagerGradients, parameters: Sequence[nn.Parameter]) -> None:
         # Autograd looks for devices before TorchDynamo makes it see some that the machine does not have. It would start
@@ -42,8 +35,8 @@ class PlannedGradients(LossGradients):
         torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
         self._eager, self._parameters = eager, parameters
         self._log, self._shapes = _StepLog(eager.calls.module), dict[Any, _Guarded]()
-        self.reason: str | None = None
-        self.planned = 0
+        self.reason: str | None = None  # why nothing is planned any more, to complete "eager, because ..."
+        self.planned = 0  # steps from plans so far
         self.announce: Callable[[str], None] = rank_zero_info
 
     def take_optimizer(self, optimizer: FastSGD) -> None:
@@ -58,7 +51,7 @@ class PlannedGradients(LossGradients):
             self._log.install()
 
     def __call__(self, batch: Any, index: int) -> Tensor | None:
-        """See :class:`fl_lightning.clients.local_training.LossGradients`."""
+        """See :class:`LossGradients`."""
         guarded = self._guarded(_shapes_of(batch)) if self.reason is None else None
         if guarded is None:
             return self._eager(batch, index)
@@ -109,11 +102,7 @@ class PlannedGradients(LossGradients):
         return [plan for guarded in self._shapes.values() for plan in guarded.plans if plan.last is not None]
 
     def check(self) -> None:
-        """Compares them with PyTorch, on their last batches; changes nothing.
-
-        Raises:
-            ValueError: the steps since then cannot be trusted.
-        """
+        """Compares them with PyTorch, on their last batches; changes nothing. A ValueError says if they were wrong."""
         try:
             for plan in self.used:
                 plan.compare()

@@ -21,30 +21,19 @@ from fl_lightning.lightning.ranks import Pending, Ranks
 
 @dataclass(frozen=True)
 class SentRows:
-    """What all ranks hear of the rows of one client.
+    """What all ranks hear of the rows of one client."""
 
-    Attributes:
-        index: its row.
-        norm: of the update.
-        companions: norms of what it sends beside that, by name.
-        checksums: of the update and of what is sent beside it, in the order of names.
-    """
-
-    index: int
-    norm: float
-    companions: Mapping[str, float]
-    checksums: tuple[int, ...]
+    index: int  # its row
+    norm: float  # of the update
+    companions: Mapping[str, float]  # norms of what it sends beside that, by name
+    checksums: tuple[int, ...]  # of the update and of its companions, in the order of names
 
 
 class ColumnRows(UpdateRows):
     """The columns that this rank holds of all clients' rows, and the whole rows of clients that trained here.
 
-    Norms are computed where a client trains, so no rank needs the whole rows of others.
-
-    Args:
-        binding: the bound module.
-        capacity: the largest number of clients in a round.
-        columns: of this rank. If they are all, whole rows lie in their places from the beginning.
+    Norms are computed where a client trains, so no rank needs the whole rows of others. If a rank holds all columns,
+    whole rows lie in their places from the beginning.
     """
 
     def __init__(self, binding: BoundParameters, capacity: int, columns: Columns) -> None:
@@ -109,15 +98,10 @@ class RowExchange:
 
     Rows travel in waves, one client of each rank in a wave. A wave begins when all ranks have a client for it, and
     travels while further clients train. Only those of the end, in which some ranks have none, are waited for.
-
-    Args:
-        ranks: the processes.
-        rows: of this rank.
-        spans: first column and end of what each rank holds.
     """
 
     def __init__(self, ranks: Ranks, rows: ColumnRows, spans: Sequence[tuple[int, int]]) -> None:
-        self._ranks, self._rows, self._spans = ranks, rows, spans
+        self._ranks, self._rows, self._spans = ranks, rows, spans  # first column and end of what each rank holds
         self._number = -1
         self._own: list[tuple[int, Mapping[str, Tensor]]] = []
         self._begun, self._over, self._pending = 0, 0, list[Pending]()
@@ -159,11 +143,7 @@ class RowExchange:
             self._over += 1
 
     def complete(self, sent: Sequence[Sequence[SentRows]]) -> None:
-        """Waits until the rows of all clients are in their places.
-
-        Raises:
-            RankError: a row that has arrived is not the one that was sent.
-        """
+        """Waits until the rows of all clients are in their places, with the bits that were sent."""
         while self._begun < max(map(len, sent), default=0):
             wave = self._begun
             self._begin({r: (s[wave].index, s[wave].companions) for r, s in enumerate(sent) if wave < len(s)})

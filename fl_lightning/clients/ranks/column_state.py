@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule
@@ -18,21 +17,13 @@ from fl_lightning.lightning.ranks import Ranks
 
 @dataclass(frozen=True)
 class ColumnState:
-    """Hands out state as the server of a real federation does, from columns that several ranks hold.
+    """Hands out state as the server of a real federation does, from columns that several ranks hold."""
 
-    Args:
-        server: the rule whose state lies in columns; the server commits rounds with it.
-        visiting: a copy of the rule, with which clients train here.
-        columns: of this rank.
-        ranks: the processes.
-        federation: what the copy is told at the beginning of each round.
-    """
-
-    server: ClientRule
-    visiting: ClientRule
-    columns: Columns
+    server: ClientRule  # its state lies in columns; the server commits rounds with it
+    visiting: ClientRule  # a copy, with which clients train here
+    columns: Columns  # of this rank
     ranks: Ranks
-    federation: Federation
+    federation: Federation  # what the copy is told at the beginning of each round
 
     def hand_out(self, owners: Mapping[int, int]) -> None:
         """Training begins: the copy gets what the clients that train here need."""
@@ -44,7 +35,7 @@ class ColumnState:
             state = kept.for_one(self.server, client)
             parts = {name: self._placed(value) for name, value in state.items() if self._in_columns(name)}
             if owner == self.ranks.rank:
-                whole = {name: self._empty(part) for name, part in parts.items()}
+                whole = {name: part.new_empty(self.columns.total) for name, part in parts.items()}
                 mine[client] = {**state, **whole}
                 for name, vector in whole.items():
                     self.columns.part(vector).copy_(parts[name])
@@ -61,9 +52,6 @@ class ColumnState:
 
     def _placed(self, part: Tensor) -> Tensor:
         return part.to(self.federation.device).contiguous()
-
-    def _empty(self, part: Tensor) -> Tensor:
-        return torch.empty(self.columns.total, dtype=part.dtype, device=part.device)
 
     def _others(self) -> list[tuple[int, tuple[int, int]]]:
         return [(rank, span) for rank, span in enumerate(self.columns.spans) if rank != self.ranks.rank]

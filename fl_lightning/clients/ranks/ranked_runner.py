@@ -69,11 +69,7 @@ class RankedRunner(CohortRunner):
         self._outcomes: dict[int, Outcome] = {}
 
     def train(self, task: ClientTask) -> Upload:
-        """Repeats the next client here; the first call trains this rank's share and waits for the others.
-
-        Raises:
-            RankError: another process has ended, or training leaves something behind that stays in one process.
-        """
+        """Repeats the next client here; the first call trains this rank's share and waits for the others."""
         self._turn += 1
         if self._turn == 0:
             self._train_share()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from fl_lightning.clients.workers import messages, process
+from fl_lightning.clients.workers import process
 from fl_lightning.clients.workers.process import WorkerProcess
 from fl_lightning.clients.workers.worker import STOP, RoundDone
 
@@ -19,11 +19,7 @@ Target = Callable[[int, Connection, int], None]
 
 
 class WorkerPool:
-    """Starts workers, gives them work, and hears of them.
-
-    Attributes:
-        busy: indices of the workers that are in the middle of a round.
-    """
+    """Starts workers, gives them work, and hears of them."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -32,12 +28,7 @@ class WorkerPool:
         self._ending: list[WorkerProcess] = []
         self._selector = selectors.DefaultSelector()
         self._waiting = b""
-        self.busy: set[int] = set()
-
-    @property
-    def processes(self) -> list[int]:
-        """Ids of the workers."""
-        return [worker.pid for worker in self._workers.values()]
+        self.busy: set[int] = set()  # indices of the workers that are in the middle of a round
 
     def start(self, target: Target, places: Sequence[int]) -> None:
         """Makes new workers, which are copies of this process as it is now, and queues places for them."""
@@ -73,7 +64,7 @@ class WorkerPool:
         for key, _ in self._selector.select(seconds):
             index = key.data
             try:
-                message = messages.receive(self._workers[index].channel)
+                message = process.receive(self._workers[index].channel)
             except (EOFError, OSError):
                 worker = self._workers.pop(index)
                 self._selector.unregister(worker.channel)

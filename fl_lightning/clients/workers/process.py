@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worker processes: copies of this process as it is, made by fork, which never outlive it."""
+"""Worker processes: copies of this process as it is, made by fork, which never outlive it; messages, shared memory."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
+import mmap
 import os
 import signal
 import sys
@@ -14,10 +15,13 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fl_lightning.core.parent_process import end_with_parent
+from fl_lightning.core.tensor_bytes import pack, unpack
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,7 @@ def expect_forks() -> None:
 
 
 def start(target: Callable[[Connection], None], others: Iterable[WorkerProcess]) -> WorkerProcess:
-    """Forks a process that runs ``target`` with its end of the channel and ends.
-
-    Args:
-        target: what to run.
-        others: workers made before, whose channels are none of its business.
-    """
+    """Forks a process that runs ``target`` with its end of the channel, closes those of ``others``, and ends."""
     ours, theirs = Pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -121,10 +120,8 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # names of malloc.h
 def keep_freed_memory() -> bool:
     """Lets glibc reuse large blocks, where by default each is given back to the system and faulted in anew.
 
-    The environment variables MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_=2147483647 do the same from outside.
-
-    Returns:
-        Whether this holds now; on another C library nothing changes.
+    The environment variables MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_=2147483647 do the same from outside. Returns
+    whether this holds now: on another C library nothing changes.
     """
     try:
         library = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -135,3 +132,21 @@ def keep_freed_memory() -> bool:
     library.mallopt(_MMAP_MAX, 0)
     library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
     return True
+
+
+def send(channel: Connection, message: object) -> None:
+    """Sends one message; nothing was sent if it cannot be pickled."""
+    channel.send_bytes(pack(message))
+
+
+def receive(channel: Connection) -> Any:
+    """Waits for one message; EOFError or OSError: the other side is gone."""
+    return unpack(channel.recv_bytes(), torch.device("cpu"))
+
+
+def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory, zero at first, that processes forked from now on see as well, in both directions."""
+    size = torch.Size(shape).numel()
+    # Anonymous: no name to leak, no limit of a file system for shared memory.
+    memory = mmap.mmap(-1, max(size, 1) * dtype.itemsize)
+    return torch.frombuffer(memory, dtype=dtype)[:size].view(shape)

@@ -20,12 +20,12 @@ from fl_lightning.clients.base import CohortRunner, Executor
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.upload import Upload
 from fl_lightning.clients.visits import Outcome, Replays
-from fl_lightning.clients.workers import messages, process
+from fl_lightning.clients.workers import process
 from fl_lightning.clients.workers.pool import WorkerPool
 from fl_lightning.clients.workers.worker import STOP, RoundDone, Worker, WorkerReady
 from fl_lightning.core.aligned import padded
 from fl_lightning.lightning.client_task import ClientTask
-from fl_lightning.lightning.inspection import profiler_of, step_hook_of, users_callback
+from fl_lightning.lightning.inspection import profiler_of, step_hooks, users_callback
 from fl_lightning.lightning.names import rank_zero_info
 
 _ATTEMPTS = 3
@@ -66,7 +66,7 @@ class Parallel(Executor):
         profiler = profiler_of(trainer)
         if profiler is not None:
             return f"Trainer(profiler={profiler}) would not see what happens in worker processes"
-        hook = step_hook_of(trainer.callbacks)  # type: ignore[attr-defined]
+        hook = next(step_hooks(trainer.callbacks), None)  # type: ignore[attr-defined]
         if hook is not None:
             return f"{hook} would run in worker processes"
         between = users_callback(trainer.callbacks, "on_train_batch_start", "on_train_batch_end")  # type: ignore[attr-defined]
@@ -83,7 +83,7 @@ class Parallel(Executor):
         if like.device.type != "cpu":
             return super().rows(number, like)
         n = like.numel()
-        return messages.shared((number, padded(n, like.dtype)), like.dtype)[:, :n]
+        return process.shared((number, padded(n, like.dtype)), like.dtype)[:, :n]
 
 
 class WorkerDiedError(RuntimeError):
@@ -94,13 +94,8 @@ class ParallelRunner(CohortRunner):
     """Lets workers train the clients of a round, and hands over in order what they left behind.
 
     This process trains no client itself while workers can. A worker's result has no effect here before the client's
-    turn, and every visit begins with the module as the round found it: where no worker can be made, this process
-    trains the clients that are left.
-
-    Args:
-        clients: trains single clients; every worker has a copy of it.
-        workers: how many.
-        timeout: seconds that a client's training may take; ``None``: any time.
+    turn, and every visit begins with the module as the round found it: where no worker can be made, this process trains
+    the clients that are left.
     """
 
     def __init__(self, clients: ClientRunner, workers: int, timeout: float | None = None) -> None:
@@ -108,17 +103,12 @@ class ParallelRunner(CohortRunner):
         self._pool = WorkerPool(self._workers)
         weakref.finalize(self, self._pool.stop)
         self._timeout, self._killed = timeout, set[int]()  # indices of workers
-        self._since = messages.shared((self._workers,), torch.float64)  # by time.monotonic(), and
-        self._places = messages.shared((self._workers,), torch.int64)  # what each worker is at
+        self._since = process.shared((self._workers,), torch.float64)  # by time.monotonic(), and
+        self._places = process.shared((self._workers,), torch.int64)  # what each worker is at
         self._replays = Replays(clients)
         self._said: set[str] = set()
         process.expect_forks()
         self.begin_round([])
-
-    @property
-    def processes(self) -> list[int]:
-        """Ids of the worker processes."""
-        return self._pool.processes
 
     # ---- rounds
 
@@ -152,11 +142,7 @@ class ParallelRunner(CohortRunner):
         return self._replays.replay(task, self._results.pop(self._turn))
 
     def end_round(self) -> None:
-        """Waits until all workers are idle.
-
-        Raises:
-            ValueError: see :meth:`CohortRunner.end_round`.
-        """
+        """Waits until all workers are idle."""
         self._turn = len(self._tasks)
         self._since.clamp_(min=time.monotonic())
         while self._under_way and self._pool.busy:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.visits import Outcome, Visits
-from fl_lightning.clients.workers import messages
+from fl_lightning.clients.workers import process
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.lightning.client_task import ClientTask
 
@@ -34,37 +34,23 @@ class WorkerReady:
 
 @dataclass(frozen=True)
 class RoundDone:
-    """A worker's share of a round is over.
+    """A worker's share of a round is over."""
 
-    Attributes:
-        flaw: why what it has trained cannot be used.
-        notes: what it has to say of plans.
-    """
-
-    flaw: str = ""
-    notes: tuple[str, ...] = ()
+    flaw: str = ""  # why what it has trained cannot be used
+    notes: tuple[str, ...] = ()  # what it has to say of plans
 
 
 class Worker:
-    """Trains clients on a copy of the parent's fit.
-
-    Args:
-        clients: the copy of what trains clients.
-        tasks: the round's clients.
-        current: shared memory, one number: the place that is in training.
-        since: shared memory, one number: when that began, by ``time.monotonic()``.
-        channel: to the parent.
-        tokens: file descriptor from which places are read, shared by all workers.
-    """
+    """Trains clients on a copy of the parent's fit."""
 
     def __init__(
         self,
         clients: ClientRunner,
         tasks: Sequence[ClientTask],
-        current: Tensor,
-        since: Tensor,
-        channel: Connection,
-        tokens: int,
+        current: Tensor,  # shared memory, one number: the place that is in training
+        since: Tensor,  # shared memory, one number: when that began, by ``time.monotonic()``
+        channel: Connection,  # to the parent
+        tokens: int,  # file descriptor from which places are read, shared by all workers
     ) -> None:
         self._clients, self._tasks, self._current, self._since = clients, tasks, current, since
         self._channel, self._tokens = channel, tokens
@@ -75,7 +61,7 @@ class Worker:
     def serve(self) -> None:
         """Trains clients until none is left."""
         obstacle = can_train()
-        messages.send(self._channel, WorkerReady(obstacle))
+        process.send(self._channel, WorkerReady(obstacle))
         if obstacle:
             return
         if self._clients.plans is not None:
@@ -88,7 +74,7 @@ class Worker:
                 self._finish(visits.visit(self._tasks[place], place))
                 self._turn_to(STOP)
         self._send()
-        messages.send(self._channel, RoundDone(self._flaw(), tuple(self._notes)))
+        process.send(self._channel, RoundDone(self._flaw(), tuple(self._notes)))
 
     def _turn_to(self, place: int) -> None:
         self._since.fill_(time.monotonic())
@@ -112,11 +98,11 @@ class Worker:
             sys.stdout.flush()
         for outcome in held:
             try:
-                messages.send(self._channel, outcome)
+                process.send(self._channel, outcome)
             except (pickle.PicklingError, TypeError, AttributeError) as error:  # noqa: PERF203
                 reason = f"what clients log or send must be something that can be pickled, found {error}"
                 failed = ModuleError(f"{reason}: use executor=Sequential()")
-                messages.send(self._channel, Outcome(outcome.place, error=failed))
+                process.send(self._channel, Outcome(outcome.place, error=failed))
 
     def _flaw(self) -> str:
         try:

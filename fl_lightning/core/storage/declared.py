@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a method keeps from round to round, declared once on its class.
+"""What a method keeps from round to round, declared once on its class, as a module says which buffers it has.
 
-A class says what it keeps as a module says which buffers it has::
+A class body says::
 
     class ControlVariates(ClientRule):
         c = server_state(Tensor, columns=True, sent="all")
@@ -34,43 +34,25 @@ _KINDS = (int, float, bool, Tensor)
 
 
 class Extent(NamedTuple):
-    """How large what is kept can get.
+    """How large what is kept can get."""
 
-    Attributes:
-        clients: registered ones.
-        cohort: clients per round.
-        columns: those of this process.
-        layers: of the parameters.
-        model: bytes of a whole model, buffers included.
-        dtype: of parameters and rows.
-    """
-
-    clients: int
-    cohort: int
-    columns: int
+    clients: int  # registered ones
+    cohort: int  # clients per round
+    columns: int  # those of this process
     layers: int
-    model: int
-    dtype: torch.dtype
+    model: int  # bytes of a whole model, buffers included
+    dtype: torch.dtype  # of parameters and rows
 
 
 class Declared(ABC, Generic[T]):
-    """One thing that a method keeps.
+    """One thing that a method keeps."""
 
-    Attributes:
-        name: of the attribute.
-        kind: type of the value, or of one client's.
-        columns: which entries of its state have a number per column: ``"name"``, or ``"name.entry"``.
-        sent: to whom the server sends it.
-        at_client: clients keep it.
-        placement: attributes of the rule that say where it lies, and change no result.
-    """
-
-    name: str = ""
-    kind: type = object
-    columns: tuple[str, ...] = ()
-    sent: Literal["all", "owner"] | None = None
-    at_client: bool = False
-    placement: tuple[str, ...] = ()
+    name: str = ""  # of the attribute
+    kind: type = object  # of the value, or of one client's
+    columns: tuple[str, ...] = ()  # entries of its state with a number per column: "name", or "name.entry"
+    sent: Literal["all", "owner"] | None = None  # by the server, to whom
+    at_client: bool = False  # clients keep it
+    placement: tuple[str, ...] = ()  # attributes of the rule that say where it lies, and change no result
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -289,11 +271,5 @@ def at_clients(
 
 @checked()
 def row_history(*, capacity: str, planned: str, device: str) -> Declared[RowHistory]:
-    """Declares a :class:`RowHistory`; what a round remembers waits until the round has happened.
-
-    Args:
-        capacity: the rule's attribute that says how many rows to keep at most.
-        planned: that says how many rows a fit will need, for the memory plan.
-        device: that says where they live.
-    """
+    """Declares a :class:`RowHistory`, by the rule's attributes for most rows, rows that a fit needs, and device."""
     return _Rows(capacity, planned, device)

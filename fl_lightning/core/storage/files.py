@@ -26,15 +26,8 @@ def client_file(directory: Path, client_id: int, when: int) -> Path:
 def write_whole(path: Path, content: object, private: bool = False) -> None:
     """Writes a file with ``torch.save``, checksums included, flushed to disk before it gets its name.
 
-    If the process is killed meanwhile, a file of that name stays as it was. The unfinished one is named ``*.part``.
-
-    Args:
-        path: the file; missing folders are made.
-        content: what to save.
-        private: the file and the folders that are made are for their owner only.
-
-    Raises:
-        OSError: it could not be written, for want of space for instance; the error names the file.
+    If the process is killed meanwhile, a file of that name stays as it was. The unfinished one is named ``*.part``. A
+    ``private`` file, and the folders that are made for it, are for their owner only.
     """
     checksums = torch.serialization.get_crc32_options()
 
@@ -49,11 +42,7 @@ def write_whole(path: Path, content: object, private: bool = False) -> None:
 
 
 def copy_whole(source: Path, path: Path) -> None:
-    """Copies a file as :func:`write_whole` writes one.
-
-    Raises:
-        OSError: it could not be written.
-    """
+    """Copies a file as :func:`write_whole` writes one."""
 
     def copy(file: BinaryIO) -> None:
         with source.open("rb") as original:
@@ -94,12 +83,7 @@ def _own() -> str:
 
 
 def read_whole(path: Path, load: Callable[[], Any], remedy: str) -> Any:
-    """Reads a file that :func:`write_whole` wrote, or ``torch.save``.
-
-    Raises:
-        ValueError: the file is damaged: cut short, overwritten, or not what was written.
-        Exception: what ``load`` raises for a file without damage.
-    """
+    """Reads a file that :func:`write_whole` wrote, or ``torch.save``; says of a damaged one what is wrong with it."""
     flaw = _damage(path)
     if flaw is not None:
         raise ValueError(f"{path} is damaged, {flaw}: {remedy}")

@@ -15,15 +15,12 @@ def moved(small: Tensor, beside: Tensor) -> Tensor:
 class GramCache:
     """Inner products of all pairs of slots, per layer, on any device, and on the CPU which of them are computed.
 
-    Slots are int64 tensors on the CPU. Nothing is read from the device, so nothing waits for it.
-
-    Args:
-        gram: ``[L, C, C]`` float64 products; NaN stands for those that are not computed.
-        known: ``[C, C]`` bool, on the CPU; ``None``: those that are not NaN, for which the device is waited for.
+    Slots are int64 tensors on the CPU. Nothing is read from the device, so nothing waits for it, unless a restored
+    cache has to find out what is known.
     """
 
     def __init__(self, gram: Tensor, known: Tensor | None = None) -> None:
-        self.gram = gram
+        self.gram = gram  # [L, C, C] float64; NaN stands for what is not computed
         self._known = ~gram.isnan().any(0).cpu() if known is None else known
 
     @classmethod

@@ -23,10 +23,7 @@ def declared(rule: object) -> dict[str, Declared[Any]]:
 
 
 def state(rule: object, sent: Literal["all"] | None = None) -> dict[str, Any]:
-    """What a checkpoint holds of a rule, or of that what is ``sent``, by name, as far as it is not ``None``.
-
-    Tensors share memory with the rule.
-    """
+    """What a checkpoint holds of a rule, or what of that is ``sent``, by name, but for ``None``; memory is shared."""
     entries = [(name, entry) for name, entry in declared(rule).items() if sent is None or entry.sent == sent]
     states = {name: entry.state(getattr(rule, name)) for name, entry in entries}
     return {name: value for name, value in states.items() if value is not None}
@@ -39,12 +36,7 @@ def reset(rule: object) -> None:
 
 
 def load(rule: object, states: Mapping[str, Any]) -> None:
-    """Restores what :func:`state` returned; what it lacks begins anew.
-
-    Raises:
-        ValueError: it is not what the rule keeps.
-        FileNotFoundError: a file that it refers to is gone.
-    """
+    """Restores what :func:`state` returned; what it lacks begins anew."""
     entries = declared(rule)
     _only(rule, states, list(entries))
     loaded = {name: entries[name].loaded(rule, value) for name, value in states.items()}

@@ -25,18 +25,7 @@ class KeptStates:
         self._held: dict[int, dict[str, Any]] = {}
 
     def settle(self, counted: int | None) -> dict[str, Any] | None:
-        """The state after the visit in round ``counted``; all others are deleted.
-
-        Args:
-            counted: the last round in which the client's visit counted; ``None``: there is none.
-
-        Returns:
-            The state, or ``None`` without such a round.
-
-        Raises:
-            FileNotFoundError: the state is gone.
-            ValueError: its file is damaged.
-        """
+        """The state after the visit in round ``counted``, the last that counted, if any; all others are deleted."""
         if self._folder is not None:
             for unfinished in self._path(0).parent.glob("*.part"):  # of a process that was killed
                 unfinished.unlink(missing_ok=True)
@@ -46,8 +35,9 @@ class KeptStates:
         if counted is None:
             return None
         if counted not in self._rounds():
+            place = "the memory of another process" if self._folder is None else str(self._path(counted))
             raise FileNotFoundError(
-                f"{self._place(counted)} is gone, what client {self._client_id} kept of round {counted}, the last that "
+                f"{place} is gone, what client {self._client_id} kept of round {counted}, the last that "
                 "counted for it: give it its folder back, or send counted=None to let it begin anew"
             )
         if self._folder is None:
@@ -81,6 +71,3 @@ class KeptStates:
     def _path(self, when: int) -> Path:
         assert self._folder is not None
         return client_file(self._folder, self._client_id, when)
-
-    def _place(self, when: int) -> str:
-        return "the memory of another process" if self._folder is None else str(self._path(when))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fl_lightning.core.model_snapshot import Snapshot
 from fl_lightning.core.storage.files import client_file, read_whole, write_whole
@@ -43,12 +42,6 @@ class ClientFiles(ByClient[Snapshot]):
         return iter(self._newest)
 
     def __getitem__(self, client_id: int) -> Snapshot:
-        """Reads the client's model.
-
-        Raises:
-            KeyError: there is none.
-            ValueError: the file is damaged, or not the one that a restored state refers to.
-        """
         when, digest = self._newest[client_id]
         path = self._path(client_id, when)
         load = partial(torch.load, path, map_location="cpu", weights_only=True)
@@ -91,11 +84,7 @@ class ClientFiles(ByClient[Snapshot]):
         return {"files": torch.tensor(entries, dtype=torch.int64).view(-1, 3)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores :meth:`state_dict`; files are read when they are asked for.
-
-        Raises:
-            FileNotFoundError: a file that the state refers to is gone.
-        """
+        """Restores :meth:`state_dict`; files must be there, and are read when they are asked for."""
         self.clear()
         self._newest = {client: (when, digest) for client, when, digest in state["files"].tolist()}
         for client, (when, _) in self._newest.items():
@@ -120,9 +109,5 @@ class ClientFiles(ByClient[Snapshot]):
 def _digest(model: Snapshot) -> int:
     digest = hashlib.blake2b(digest_size=8)
     for part in (model.params, model.buffers):
-        digest.update(_bytes(part))
+        digest.update(part.detach().contiguous().view(torch.uint8).numpy().data)
     return int.from_bytes(digest.digest(), "little", signed=True)
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().contiguous().view(torch.uint8).numpy().data

@@ -38,13 +38,8 @@ class ByClient(Mapping[int, T]):
 class PerClient(ByClient[T], MutableMapping[int, T], Generic[T]):
     """A dictionary by client id, in memory.
 
-    Tensors stay the ones that were put in, unless they go to another device: put in copies of what is not your own, and
-    replace them, rather than write into them.
-
-    Args:
-        kind: what values are: ``int``, ``float``, ``bool``, :class:`Tensor` or :class:`Snapshot`.
-        device: where tensors live; ``None``: where they come from.
-        capacity: most clients to keep; those written longest ago leave first. ``None``: no limit.
+    Tensors stay the ones that were put in, unless they go to another ``device``: put in copies of what is not your own,
+    and replace them, rather than write into them. Beyond ``capacity`` clients, those written longest ago leave first.
     """
 
     def __init__(self, kind: type[T], device: torch.device | str | None = None, capacity: int | None = None) -> None:
@@ -79,12 +74,7 @@ class PerClient(ByClient[T], MutableMapping[int, T], Generic[T]):
         self[client_id] = value
 
     def vector(self, clients: Sequence[int], start: Tensor | float) -> Tensor:
-        """The numbers of some clients ``[m]``, float64 on the CPU.
-
-        Args:
-            clients: ``m`` ids.
-            start: those of clients that have none: a number each ``[m]``, or one for all.
-        """
+        """``[m]`` float64 on the CPU: the clients' numbers, or those of ``start`` (one each, or for all) without."""
         starts = torch.as_tensor(start, dtype=torch.float64).expand(len(clients)).tolist()
         pairs = zip(clients, starts, strict=True)
         return torch.tensor([self._held.get(client, first) for client, first in pairs], dtype=torch.float64)

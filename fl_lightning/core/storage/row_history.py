@@ -35,13 +35,9 @@ class RowHistory:
 
     Products are kept per layer; what :meth:`joint_gram` has computed is reused when the new rows are remembered, so a
     round computes products of new rows only. A product that no round has needed yet is NaN inside and computed on
-    demand. Storage grows by half when it is full, never beyond ``capacity``. Products lie beside the rows; nothing but
-    :meth:`load_state_dict` looks at them, so a device is not waited for.
-
-    Args:
-        capacity: most rows to keep; rows of the oldest rounds leave first (among equals, larger client ids).
-            ``None``: no limit.
-        device: where the rows live; ``None``: beside the updates. Products with rows elsewhere are computed there.
+    demand. Storage grows by half when it is full, never beyond ``capacity`` rows: those of the oldest rounds leave
+    first (among equals, larger client ids). Products lie beside the rows, which live on ``device``, or beside the
+    updates; nothing but :meth:`load_state_dict` looks at them, so a device is not waited for.
     """
 
     def __init__(self, capacity: int | None = None, device: torch.device | str | None = None) -> None:
@@ -65,23 +61,13 @@ class RowHistory:
     def __contains__(self, client_id: int) -> bool:
         return client_id in self._entries
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held by rows and products."""
-        return self._rows.numel() * self._rows.element_size() + 8 * self._products.gram.numel()
-
     @staticmethod
     def planned_nbytes(rows: int, columns: int, layers: int, dtype: torch.dtype) -> int:
         """Bytes that storage for ``rows`` rows of so many columns takes, products per layer included."""
         return rows * columns * dtype.itemsize + layers * rows * rows * 8
 
     def select(self, exclude: Collection[int] = (), since: float | None = None) -> list[int]:
-        """Remembered clients, those of the newest round first, then by id.
-
-        Args:
-            exclude: ids to leave out.
-            since: first round that counts; ``None``: all.
-        """
+        """Remembered clients, from round ``since`` on, those of the newest round first, then by id."""
         chosen = [i for i, e in self._entries.items() if i not in exclude and (since is None or e.round >= since)]
         return sorted(chosen, key=lambda i: (-self._entries[i].round, i))
 
@@ -90,16 +76,10 @@ class RowHistory:
         return [self._entries[i].round for i in clients]
 
     def joint_gram(self, updates: UpdateMatrix, clients: Sequence[int], leaving: Collection[int] = ()) -> Tensor:
-        """Gram matrices of the new rows followed by the remembered rows of ``clients``.
+        """Gram matrices of the ``m`` new rows followed by the remembered rows of ``h`` clients: ``[L, m + h, m + h]``.
 
-        Args:
-            updates: ``m`` new rows.
-            clients: ``h`` remembered client ids.
-            leaving: ids whose rows :meth:`remember` is about to replace: of these no products are computed.
-
-        Returns:
-            ``[L, m + h, m + h]`` float64 where ``updates.gram()`` is; remembered rows carry the scale given to
-            :meth:`remember`.
+        They are float64 where ``updates.gram()`` is; remembered rows carry the scale given to :meth:`remember`, which
+        is about to replace the rows of those ``leaving``: of these no products are computed.
         """
         self._fresh = None
         gram = updates.gram()
@@ -120,15 +100,9 @@ class RowHistory:
         return torch.cat([torch.cat([gram, cross], 2), torch.cat([cross.mT, among], 2)], 1)
 
     def combine(self, updates: UpdateMatrix, coeff: Tensor, clients: Sequence[int]) -> Tensor:
-        """Linear combination of new and remembered rows, rounded once.
+        """Linear combination ``[n]`` of new and remembered rows, rounded once, in the new rows' place and dtype.
 
-        Args:
-            updates: ``m`` new rows.
-            coeff: ``[L, m + h]`` float64 on the CPU or beside the rows, in the order of :meth:`joint_gram`.
-            clients: ``h`` remembered client ids.
-
-        Returns:
-            ``[n]`` on the device and in the dtype of the new rows.
+        ``coeff`` is ``[L, m + h]`` float64 on the CPU or beside the rows, in the order of :meth:`joint_gram`.
         """
         m, rows = len(updates), updates.rows
         if not clients:
@@ -150,13 +124,10 @@ class RowHistory:
     def remember(
         self, updates: UpdateMatrix, clients: Mapping[int, int], when: int, scales: Tensor | float = 1.0
     ) -> None:
-        """Stores new rows in place of the clients' old ones.
+        """Stores new rows of round ``when`` in place of the clients' old ones.
 
-        Args:
-            updates: ``m`` new rows.
-            clients: row position to client id, of the rows to store; at most the first ``capacity`` are.
-            when: the round they come from.
-            scales: ``[m]`` or a number: factors that products and combinations apply to the stored rows.
+        ``clients`` are ids by row position; at most the first ``capacity`` are stored. ``scales``, ``[m]`` or a number,
+        are factors that products and combinations apply to the stored rows.
         """
         if self._waiting is not None:
             self._waiting.append(partial(self.remember, updates, clients, when, scales))
@@ -189,10 +160,7 @@ class RowHistory:
         self._entries = {i: e for i, e in self._entries.items() if e.round >= before}
 
     def tentatively(self) -> Callable[[bool], None]:
-        """What is remembered and forgotten from now on waits until what is returned says whether it counts.
-
-        Rows are too large to copy.
-        """
+        """Rows are too large to copy: changes from now on wait until what is returned says whether they count."""
         self._waiting = []
 
         def settle(happened: bool) -> None:

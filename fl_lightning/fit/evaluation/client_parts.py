@@ -85,7 +85,7 @@ class ClientParts:
         if self._apart:
             self._values.clear()
             for state in self._states:
-                state.reset()
+                state.metric.reset()
         self._own_starts = self._now()
 
     @contextmanager

@@ -57,30 +57,27 @@ def held_by(value: Any) -> Iterable[Any] | None:
 
 @dataclass(frozen=True)
 class How:
-    """How the contents of objects of one kind are looked at.
+    """How the contents of objects of one kind are looked at."""
 
-    Attributes:
-        read: what an object holds; its later changes do not reach that.
-        same: whether it still holds that.
-        write: lets it hold that.
-        parts: the objects in what it holds.
-    """
-
-    read: Callable[[Any], Any]
-    same: Callable[[Any, Any], bool]
-    write: Callable[[Any, Any], None]
-    parts: Callable[[Any], Iterable[Any]] = lambda content: ()
+    read: Callable[[Any], Any]  # what an object holds; its later changes do not reach that
+    same: Callable[[Any, Any], bool]  # whether it still holds that
+    write: Callable[[Any, Any], None]  # lets it hold that
+    parts: Callable[[Any], Iterable[Any]] = lambda content: ()  # the objects in what it holds
 
 
-def _same_numbers(tensor: Tensor, content: Tensor) -> bool:
+def equal_numbers(one: Tensor, other: Tensor) -> Tensor:
+    """Elementwise equality, with NaN equal to NaN."""
+    return (one == other) | ((one != one) & (other != other))
+
+
+def same_numbers(tensor: Tensor, content: Tensor) -> bool:
+    """Whether two tensors are alike and hold the same numbers, NaN among them."""
     tensor = tensor.detach()
     if tensor.shape != content.shape or tensor.dtype != content.dtype or tensor.device != content.device:
         return False
     if tensor.layout != torch.strided:
         tensor, content = tensor.to_dense(), content.to_dense()
-    return torch.equal(tensor, content) or bool(
-        ((tensor == content) | ((tensor != tensor) & (content != content))).all()
-    )
+    return torch.equal(tensor, content) or bool(equal_numbers(tensor, content).all())
 
 
 @torch.no_grad()
@@ -117,7 +114,7 @@ def _parts_of_array(content: Any) -> Iterable[Any]:
     return content.ravel().tolist() if content.dtype.hasobject else ()
 
 
-NUMBERS = How(lambda tensor: tensor.detach().clone(), _same_numbers, _put_numbers)
+NUMBERS = How(lambda tensor: tensor.detach().clone(), same_numbers, _put_numbers)
 """Of a tensor."""
 
 OTHERS: tuple[tuple[Any, How], ...] = (

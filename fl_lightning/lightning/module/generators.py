@@ -29,8 +29,8 @@ _WIDE, _MANY = 256, 5000  # items of one container, and objects in all, that are
 def generators_in(*roots: object) -> list[Any]:
     """The generators that objects reach by attributes, containers, closures and global names of their methods.
 
-    Generators of torch, of numpy and of Python are among them, in the order in which they are found; the global ones,
-    which :func:`~fl_lightning.core.seeding.isolated` seeds, are not.
+    Those of torch, numpy and Python, in the order in which they are found, but for the global ones, which
+    :func:`~fl_lightning.core.seeding.isolated` seeds.
     """
     shared = {id(torch.default_generator), id(np.random.mtrand._rand), id(random._inst)}
     seen, found, waiting = set[int](), list[Any](), deque[Any](roots)
@@ -77,12 +77,7 @@ def _is_full(cell: Any) -> bool:
 
 @contextmanager
 def seeded(generators: Iterable[Any], *parts: int | str) -> Iterator[None]:
-    """Runs the body with each generator seeded by its place and by the parts, and gives all their states back.
-
-    Args:
-        generators: from :func:`generators_in`.
-        *parts: what the draws belong to, as for :func:`~fl_lightning.core.seeding.derive_seed`.
-    """
+    """Runs the body with each generator seeded by its place and by the parts, and gives all their states back."""
     before = [(generator, generator_state(generator)) for generator in generators]
     for place, (generator, _) in enumerate(before):
         _seed(generator, derive_seed("generator", place, *parts))

@@ -18,13 +18,7 @@ from fl_lightning.lightning.module.contents import LIBRARIES, NUMBERS, OTHERS, S
 
 
 class Kept:
-    """One object and what it held when it was looked at.
-
-    Attributes:
-        value: the object.
-        name: of the attribute of the module from which it was reached.
-        content: what it held.
-    """
+    """One object and what it held when it was looked at; ``name`` is the module's attribute that leads to it."""
 
     how: How
 

@@ -2,8 +2,7 @@
 """All that a module keeps beside parameters and buffers, as it was at a moment, to be put back and carried on.
 
 It is found from the attributes of the module and its submodules on: containers, tensors, arrays, generators, and
-objects of people's own with all that they hold. Whatever changed inside comes back inside, so that everybody who
-holds an object sees the same.
+objects of people's own. What changed inside comes back inside, so that all who hold an object see the same.
 """
 
 from __future__ import annotations
@@ -43,23 +42,15 @@ _MANY = 100_000
 class ObjectState:
     """What the plain attributes of a module and its submodules held when this was made.
 
-    Parameters, buffers, submodules, the trainer, callbacks, data sets and metrics are not among them.
-
-    Args:
-        module: the module.
-        joins: which metrics have states that others see to; what they hold beside these is kept here.
-
-    Attributes:
-        kept: every object that may change, in an order that is the same in copies of the module.
-        metrics: metric objects by name, those that the module holds outside its submodules included.
-        alone: attributes with objects that cannot be put back, iterators and open files for instance, and their kinds.
+    Parameters, buffers, submodules, the trainer, callbacks, data sets and metrics are not among them. Metrics that it
+    ``joins`` have states that others see to; what they hold beside these is kept here.
     """
 
     def __init__(self, module: nn.Module, joins: Callable[[Metric], bool] = joins_clients) -> None:
         self._module, self._joins = module, joins
-        self.kept: list[Kept] = []
-        self.metrics: dict[str, Metric] = dict(named_metrics(module))
-        self.alone: dict[str, str] = {}
+        self.kept: list[Kept] = []  # all that may change, in an order that is the same in copies of the module
+        self.metrics: dict[str, Metric] = dict(named_metrics(module))  # those outside its submodules included
+        self.alone: dict[str, str] = {}  # kinds of attributes that cannot be put back, iterators and open files
         parts = submodules(module)
         self._structure = [(part, list(part._modules.values())) for _, part in parts]
         self.own: list[Any] = []
@@ -71,11 +62,11 @@ class ObjectState:
         for prefix, part in named:
             self._keep(PartNames(part, prefix), waiting)
         hooks = {f"{at}.{n}" if at else n: vars(part).get(n, {}) for at, part in named for n in _HOOKS}
-        self._hooks = Hooks(hooks, "")
+        self._hooks = _Hooks(hooks, "")
         waiting.extend(self._hooks.parts())
         for prefix, metric in self.metrics.items():
             if joins(metric):
-                self._keep(MetricNames(metric, prefix), waiting)
+                self._keep(_MetricNames(metric, prefix), waiting)
         self._look_into(waiting)
 
     def _look_into(self, waiting: deque[tuple[Any, str]]) -> None:
@@ -97,7 +88,7 @@ class ObjectState:
         if isinstance(value, Metric):
             self.metrics[f"{len(self.metrics)} in {name}"] = value
             if self._joins(value):
-                self._keep(MetricNames(value, name), waiting)
+                self._keep(_MetricNames(value, name), waiting)
         kinds = kinds_of(value) if len(self.kept) < _MANY else None
         if kinds is None:
             self.alone.setdefault(name, type(value).__name__)
@@ -158,39 +149,33 @@ class PartNames(Names):
         return [(value, at + name) for name, value in self.content.items() if name not in FRAMEWORK]
 
 
-class Hooks(Kept):
+class _Hooks(Kept):
     """What is to run around submodules, by attribute: many dictionaries of torch's, mostly empty ones."""
 
     value: dict[str, dict[Any, Any]]
 
     def now(self) -> dict[str, dict[Any, Any]]:
-        """See :meth:`Kept.now`."""
         return {name: dict(hooks) for name, hooks in self.value.items() if hooks}
 
     def is_same(self) -> bool:
-        """See :meth:`Kept.is_same`."""
         return not (self.changed_names() if self.content else any(self.value.values()))
 
     def put(self, content: dict[str, dict[Any, Any]]) -> None:
-        """See :meth:`Kept.put`."""
         for name, hooks in self.value.items():
             hooks.clear()
             hooks.update(content.get(name, {}))
 
     def changed_names(self) -> list[str]:
-        """See :meth:`Kept.changed_names`."""
         return [n for n, hooks in self.value.items() if not same_entries(hooks, self.content.get(n, {}))]
 
     def parts(self) -> Iterable[tuple[Any, str]]:
-        """See :meth:`Kept.parts`."""
         return [(hook, name) for name, hooks in self.content.items() for hook in hooks.values()]
 
 
-class MetricNames(Names):
+class _MetricNames(Names):
     """What a metric keeps beside states that can be joined."""
 
     def now(self) -> dict[str, Any]:
-        """See :meth:`Kept.now`."""
         return beside_states(self.value)
 
 
@@ -209,7 +194,7 @@ class Undone:
         parts = [part for metric in state.metrics.values() for _, part in submodules(metric)]
         metrics = [MetricState(part) for part in parts if isinstance(part, Metric)]
         for metric in metrics:
-            metric.reset()
+            metric.metric.reset()
         try:
             with shadowed(module, log=_ignore, log_dict=_ignore), modes_kept(submodules(module)):
                 if evaluate:

@@ -54,14 +54,10 @@ _ANY = re.compile("|".join(f"(?:{text})" for text in UNDEFINED))
 
 
 class Noticed:
-    """Hears what torchmetrics warns of while it is installed, also what Python would show only once.
-
-    Attributes:
-        reasons: the first sentences of the listed warnings so far.
-    """
+    """Hears what torchmetrics warns of while it is installed, also what Python would show only once."""
 
     def __init__(self) -> None:
-        self.reasons: list[str] = []
+        self.reasons: list[str] = []  # the first sentences of the listed warnings so far
         self._apart = False
 
     @contextmanager

@@ -25,29 +25,24 @@ class _Bindings(Kept):
     value: list[tuple[str, dict[str, Any]]]
 
     def now(self) -> list[dict[str, Any]]:
-        """See :meth:`Kept.now`."""
         return [dict(names) for _, names in self.value]
 
     def is_same(self) -> bool:
-        """See :meth:`Kept.is_same`."""
         return all(
             len(now) == len(then) and all(map(is_, map(now.get, then), then.values()))
             for (_, now), then in zip(self.value, self.content, strict=True)
         )
 
     def put(self, content: list[dict[str, Any]]) -> None:
-        """See :meth:`Kept.put`."""
         for (_, names), then in zip(self.value, content, strict=True):
             names.clear()
             names.update(then)
 
     def changed_names(self) -> list[str]:
-        """See :meth:`Kept.changed_names`."""
         both = [(at, now, then) for (at, now), then in zip(self.value, self.content, strict=True)]
         return [at + n for at, now, then in both for n in {**then, **now} if now.get(n, self) is not then.get(n, self)]
 
     def parts(self) -> Iterable[tuple[Any, str]]:
-        """See :meth:`Kept.parts`."""
         return ()
 
 
@@ -55,10 +50,6 @@ class WholeState(ObjectState):
     """What a module held when this was made: attributes, buffers, submodules and metrics.
 
     Of a metric whose states can be joined, the states are remembered. Of any other, all that it holds.
-
-    Attributes:
-        attributes: attributes and buffers among what is kept, those of metrics that cannot be joined left out.
-        states: of the metrics whose states can be joined.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -70,7 +61,7 @@ class WholeState(ObjectState):
         for _, _, name, buffer in all_buffers_of(module):
             for kind in kinds_of(buffer) or ():
                 self._keep(kind(buffer, name), waiting)
-        self.attributes = list(self.kept)
+        self.attributes = list(self.kept)  # and buffers, those of metrics that cannot be joined left out
         self._keep(_Bindings([(at, part._modules) for at, part in named], ""), waiting)
         wrappers = [(n.rpartition(" in ")[2], metric) for n, metric in self.metrics.items() if not is_mergeable(metric)]
         inside = [(name, part) for name, metric in wrappers for _, part in submodules(metric)]

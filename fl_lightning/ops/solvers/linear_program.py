@@ -40,11 +40,7 @@ class LinearProgram:
 
 @checked(max_pivots=Bounds(0))
 def linear_program(
-    objective: Tensor,
-    matrix: Tensor,
-    bounds: Tensor,
-    weights: Tensor | None = None,
-    max_pivots: int | None = None,
+    objective: Tensor, matrix: Tensor, bounds: Tensor, weights: Tensor | None = None, max_pivots: int | None = None
 ) -> LinearProgram:
     """Maximises ``objective . x`` where ``matrix x <= bounds``, ``x >= 0`` and ``weights . x = 1``.
 
