@@ -132,7 +132,9 @@ def talk(size):
     lengths = [2, 0, 3]
     parts = ranks.gather_parts(torch.full((lengths[me], 2), float(me)), lengths)
     said["parts"] = [part.tolist() for part in parts]
-    said["row"] = [part.tolist() for part in ranks.gather_parts(torch.arange(6.0).view(2, 3).T[:1, me % 2], [1] * 3)]
+    said["columns"] = [
+        part.tolist() for part in ranks.gather_parts(torch.arange(6.0).view(2, 3)[:, me : me + 1], [2] * 3)
+    ]
     said |= {"exchanged": exchanged(ranks), "waited": waited(ranks), "notes": notes(ranks), "asked": asked(ranks)}
     said["claimed"] = claimed(ranks)
     said["other number"] = refused(lambda: joined(size + 1))
@@ -186,18 +188,24 @@ def late(size):
     return said
 
 
-def gone(size):
-    """The last rank ends at once."""
+def gone(size, place=-1):
+    """One rank ends at once."""
     ranks = joined(size)
-    if ranks.rank == size - 1:
+    ranks.barrier()
+    if ranks.rank == range(size)[place]:
         return {"why": None}
     said = {"why": refused(lambda: [ranks.gather(0) for _ in range(9)])}
     time.sleep(1)
     return said
 
 
+def first(size):
+    """The first rank ends at once, and with it the notes by which others tell who is late."""
+    return gone(size, 0)
+
+
 def main(out, size, what):
-    found = {"talk": talk, "share": share, "late": late, "gone": gone}[what](int(size))
+    found = {"talk": talk, "share": share, "late": late, "gone": gone, "first": first}[what](int(size))
     (Path(out) / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 

@@ -4,6 +4,8 @@
 import random
 import sys
 import warnings
+from datetime import timedelta
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ import rank_talk
 import torch
 from rank_runs import results
 
+from fl_lightning.core.errors import RankError
+from fl_lightning.lightning.ranks import Ranks
 from fl_lightning.lightning.shared_by_ranks import epoch_logs_quiet
 
 TALK = rank_runs.SESSION.with_name("rank_talk.py")
@@ -32,7 +36,7 @@ def test_all_of_it_arrives(tmp_path):
         assert one["gathered"] == [{"of": other} for other in range(SIZE)]
         assert one["broadcast"] == ["of 0", "of 2"]
         assert one["parts"] == [[[0.0, 0.0]] * 2, [], [[2.0, 2.0]] * 3]
-        assert one["row"] == [[0.0], [3.0], [0.0]]
+        assert one["columns"] == [[[column], [3.0 + column]] for column in (0.0, 1.0, 2.0)]
         assert one["exchanged"] == [True] * 4
         assert one["notes"] == [None, [[other, "x"] for other in range(SIZE)], None, None]
         everybody = [f"of {other}" for other in range(SIZE)]
@@ -64,14 +68,32 @@ def test_all_begin_alike(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
-    [("late", "has not answered for 0:00:02 (timeout of FederatedStrategy)"), ("gone", "has ended: its own output")],
+    ("what", "place", "words"),
+    [
+        ("late", 2, "rank 2, which has not answered for 0:00:02 (timeout of FederatedStrategy)"),
+        ("gone", 2, "rank 2, which has ended: its own output"),
+        ("first", 0, "another process of this fit, which has ended"),
+    ],
 )
-def test_who_does_not_come_is_named(tmp_path, what, words):
-    first, second, last = said(tmp_path, what)
-    assert last["why"] is None
-    for rank, one in enumerate((first, second)):
-        assert one["why"].startswith(f"RankError: rank {rank} of 3 waits for rank 2, which {words}"), one
+def test_who_does_not_come_is_named(tmp_path, what, place, words):
+    for rank, one in enumerate(said(tmp_path, what)):
+        if rank == place:
+            assert one["why"] is None
+        else:
+            assert one["why"].startswith(f"RankError: rank {rank} of 3 waits for {words}"), one
+
+
+def test_notes_that_cannot_be_reached_are_an_error_in_words(monkeypatch):
+    ranks = object.__new__(Ranks)
+    here, wait = SimpleNamespace(main_address="127.0.0.1"), timedelta(seconds=60)
+    vars(ranks).update(rank=1, size=3, has_left=False, _store=None, _timeout=wait, _environment=here, broadcast=int)
+
+    def refuse(*_, **__):
+        raise RuntimeError("no connection")
+
+    monkeypatch.setattr("fl_lightning.lightning.ranks.TCPStore", refuse)
+    with pytest.raises(RankError, match="rank 1 of 3 waits for another process of this fit, which has ended"):
+        ranks._shared_store()
 
 
 def test_advice_of_lightning_is_silent_for_a_while():

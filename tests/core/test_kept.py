@@ -197,3 +197,37 @@ def test_bounded_files_and_memory(tmp_path):
     assert list(bounded.last) == [2, 3, 4, 5]
     assert isinstance(bounded.history, RowHistory)
     assert bounded.history.capacity == 2
+
+
+STARTS = {
+    "a text": "x", "another type": str, "NaN": float("nan"), "an endless integer": 2**63, "None": None,
+    "a tuple with a text": (1, "x"), "sparse": torch.eye(2).to_sparse(), "meta": torch.zeros(1, device="meta"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_what_cannot_be_kept_is_refused(name):
+    with pytest.raises(TypeError, match="start of server_state must be a number, a tensor, a tuple of these, or such"):
+        server_state(STARTS[name])
+
+
+def test_what_can_be_kept_is_taken():
+    for start in (int, float, bool, Tensor, tuple, 0, -1.5, True, 2**63 - 1, (1, 2.0), torch.zeros(2)):
+        server_state(start)
+    for kind in (str, None, 1):
+        with pytest.raises(TypeError, match="kind of per_client must be int, float, bool or Tensor, found"):
+            per_client(kind)
+
+
+def test_a_type_begins_with_nothing_and_histories_lie_where_the_rule_says():
+    class Typed:
+        count, kind = server_state(int), server_state(Tensor)
+        history = row_history(capacity="most", planned="most", device="place")
+        most, place = 2, "meta"
+
+    rule = Typed()
+    assert (rule.count, rule.kind) == (None, None)
+    rule.history.remember(rows(0), {0: 5, 1: 6}, 3)
+    assert rule.history.state_dict()["rows"].is_meta
+    assert kept.declared(rule)["count"].planned(rule, Extent(10, 3, 4, 2, 100, torch.float32)) == 0
+    assert kept.planned(rule, Extent(10, 3, 4, 2, 100, torch.float32)).keys() == {"Typed.history"}

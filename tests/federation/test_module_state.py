@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a module keeps from step to step travels: clients elsewhere and a server give the bits of ``trainer.fit``."""
 
+import itertools
 import random
 from collections import Counter, deque
 from dataclasses import replace
@@ -13,11 +14,11 @@ import torch
 from by_hand import wired
 from support import quiet_trainer, reload
 from torch.utils.data import DataLoader, Subset, TensorDataset
-from torchmetrics import CatMetric, SumMetric
+from torchmetrics import CatMetric, Metric, SumMetric
 from visit_variants import VARIANTS, WIDTH, Together
 
 import fl_lightning as fl
-from fl_lightning.federation.module_state import AwayModule
+from fl_lightning.federation.module_state import AwayModule, HomeModule
 from fl_lightning.federation.plain_values import Reader, StaysError, Writer
 
 pytestmark = pytest.mark.filterwarnings("ignore:what training gathers in (Together|Gathers) goes to the server")
@@ -105,6 +106,49 @@ def test_what_no_message_holds_is_said_once():
     assert "parts.adds_a_hook_once.lin._forward_hooks" in words
     assert "parts.replaces_a_hidden_teacher.teachers (a Linear)" in words
     one_round(server, clients)
+
+
+class Median(Metric):
+    """Keeps what nothing can join."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("middle", torch.zeros(()), dist_reduce_fx=None)
+
+    def update(self, value):
+        self.middle = torch.stack([self.middle, value]).median()
+
+    def compute(self):
+        return self.middle
+
+
+class Streams(L.LightningModule):
+    """Goes on in an iterator and a metric; counts, too, or not."""
+
+    def __init__(self, counts):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(WIDTH))
+        self.stream, self.median, self.counts, self.count = itertools.count(), Median(), counts, 0
+
+    def training_step(self, batch, batch_idx):
+        next(self.stream)
+        self.median.update(batch[1].mean())
+        self.count += self.counts
+        return (batch[0] @ self.w - batch[1]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+@pytest.mark.parametrize("counts", [0, 1])
+def test_what_goes_on_at_the_client_is_said(counts):
+    client = made(lambda: Streams(counts))[1][0]
+    with pytest.warns(UserWarning, match="what a client leaves in Streams stays at the client") as said:
+        sent = client.train(fl.ServerMessage(0, torch.zeros(WIDTH)))
+    words = "; ".join(str(one.message) for one in said)
+    assert "stream (a count)" in words
+    assert "median (a metric whose states cannot be joined)" in words
+    assert bool(sent.left) == bool(counts)
 
 
 class Meter:
@@ -213,6 +257,47 @@ def test_what_grows_without_end_begins_anew(monkeypatch):
         _ = [one_round(server, clients) for _ in range(6)]
     assert len(server.module.seen) < 36
     assert server.module.count == 18
+
+
+class More(Gathers):
+    """Has what the server has not."""
+
+    def __init__(self):
+        super().__init__()
+        self.more = []
+
+    def training_step(self, batch, batch_idx):
+        self.more.append(1)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:what training gathers in More goes to the server")
+def test_what_the_server_lacks_stays_and_is_named():
+    server, clients = made(Gathers)
+    clients[2] = fl.FederatedClient(More(), Samples(2), 2, 3, trainer={"accelerator": "cpu"})
+    with pytest.warns(UserWarning, match="'more' is not among what the server's module has: it stays with them"):
+        record = one_round(server, clients)
+    assert record.client_ids == (0, 1, 2)
+    assert not hasattr(server.module, "more")
+
+
+def test_metrics_that_are_too_large_begin_anew_and_nothing_else_does(monkeypatch):
+    module = Hoards()
+    home = HomeModule(module, torch.device("cpu"))
+    module.cat.update(torch.zeros(100))
+    module.sum.update(3.0)
+    module.count = 7
+    monkeypatch.setattr("fl_lightning.federation.plain_values.STATE_BYTES", 200)
+    with pytest.warns(UserWarning, match="'cat' begins anew at every client: more than"):
+        home.plain(metrics=True)
+    assert (module.cat.update_count, module.sum.compute(), module.count) == (0, 3.0, 7)
+
+
+def test_a_server_says_so_much_and_nothing_twice():
+    home = HomeModule(Hoards(), torch.device("cpu"))
+    with pytest.warns(UserWarning, match="of what clients leave in Hoards, ") as said:
+        _ = [home._say(f"name {number}", f"{number} is odd") for number in [*range(40), *range(3)]]
+    assert len(said) == 32
 
 
 class Hoards(L.LightningModule):

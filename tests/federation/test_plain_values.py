@@ -77,6 +77,12 @@ def test_plain_values_come_back(value):
     assert list(found) == list(value) if isinstance(value, OrderedDict) else True
 
 
+def test_messages_hold_numbers_of_64_bits():
+    least, most = -(2**63), 2**63 - 1
+    assert Writer({}, {}).tried([least, most]) == [least, most]
+    assert Writer({}, {}).tried([least - 1, most + 1]) == [{"node": 0}, {"node": 1}]
+
+
 @pytest.mark.parametrize("factory", [None, list, int])
 def test_defaults_come_back(factory):
     found = back(defaultdict(factory, a=[1]))
@@ -156,6 +162,7 @@ class Slots:
 OWN = {
     (Meter(), "total"): True, (Meter(), "limit"): True, (Meter(), "update"): False, (Meter(), "mean"): False,
     (Meter(), "__class__"): False, (Meter(), "__private"): False, (Meter(), "a b"): False, (Meter(), 3): False,
+    (Meter(), None): False,
     (Meter(), "n" * 200): True, (Meter(), "n" * 201): False, (Slots(), "own"): True, (Layer(), "own"): True,
     (Layer(), "weight"): False, (Layer(), "mean"): False, (Layer(), "part"): False, (Layer(), "training"): False,
     (Layer(), "_forward_hooks"): False, (Layer(), "forward"): False,
@@ -187,14 +194,14 @@ def test_what_cannot_be_written_stays(name):
 
 
 def test_an_object_that_holds_itself_stays_and_may_be_tried_again_without():
-    value = [1]
+    value = [[1]]  # the inner one is written before the outer one is found to hold itself
     value.append(value)
     writer = Writer({}, {})
     with pytest.raises(StaysError, match="an object that holds itself"):
         writer.tried([value])
     del value[1]
     written = writer.tried([value])
-    assert Reader(writer.nodes, {}, {}, CPU).all(written) == [[1]]
+    assert Reader(writer.nodes, {}, {}, CPU).all(written) == [[[1]]]
 
 
 def test_what_is_too_deep_stays():

@@ -22,13 +22,11 @@ MUTATIONS = [
         "numbers of any length travel as they are",
         "type(value) is int and -(2**63) <= value < 2**63",
         "type(value) is int",
-        unseen="files of plain tensors hold them, too: some transports do not",
     ),
     plain(
         "2**63 travels as it is",
         "<= value < 2**63",
         "<= value <= 2**63",
-        unseen="files of plain tensors hold it, too: some transports do not",
     ),
     plain("strings of any length are written", "if type(value) is str and len(value) > CHARACTERS:", "if False:"),
     plain("what both sides have is written", "        if id(value) in self._known:\n", "        if False:\n"),

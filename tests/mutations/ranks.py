@@ -8,7 +8,6 @@ RANKED = "tests/clients/test_ranks.py"
 
 ranks = In("fl_lightning/lightning/ranks.py", EXCHANGE)
 machines = In("fl_lightning/lightning/ranks.py", f"{RANKED} -k two_machines")
-failing = In("fl_lightning/lightning/ranks.py", "tests/clients/test_rank_failures.py -k 'killed_in_a_round and forked'")
 shared = In("fl_lightning/lightning/shared_by_ranks.py", f"{EXCHANGE} {RANKED} -k 'alike or silent or as_they_were'")
 
 MUTATIONS = [
@@ -29,6 +28,11 @@ MUTATIONS = [
         "every rank keeps its own notes",
         "        if self.rank == 0:\n            store = TCP",
         "        if True:\n            store = TCP",
+    ),
+    ranks(
+        "notes that cannot be reached are an error without a name",
+        "        with self._answered():\n            return TCPStore",
+        "        if True:\n            return TCPStore",
     ),
     ranks("nobody waits for others", "            self.gather(None)\n", "            pass\n"),
     ranks("who has left waits", "if self._store is not None and not self.has_left:", "if self._store is not None:"),
@@ -104,11 +108,10 @@ MUTATIONS = [
         "if not self._store.check([note]) or int",
         "if self._store.check([note]) and int",
     ),
-    failing(
+    ranks(
         "an error while one looks who is late is the error",
         "with suppress(RuntimeError):  # the first",
         "with suppress(KeyError):  # the first",
-        unseen="the first rank outlives the test's other ranks by a moment",
     ),
     ranks(
         "nobody leaves",

@@ -71,6 +71,7 @@ MUTATIONS = [
         "metrics that cannot be joined are saved",
         "for metric in found if joins_clients(metric))",
         "for metric in found)",
+        unseen="who reads them leaves them out",
     ),
     home(
         "what rounds have not changed is sent, too",
