@@ -104,7 +104,8 @@ def test_a_checkpoint_holds_all_of_it_and_a_reset_forgets_all(in_files, tmp_path
     kept.reset(rule)
     assert plainly(kept.state(rule)) == plainly(kept.state(Method(directory)))
     with pytest.raises(ValueError, match=r"Method keeps \['rounds', .*\] here, found \['momentum'\]"):
-        kept.load(rule, {"momentum": 1})
+        kept.load(other, {"momentum": 1})
+    assert other.rounds == 8, "a state that is refused leaves the rule as it was"
     elsewhere = Method(None if in_files else str(tmp_path))
     with pytest.raises(ValueError, match=r"the checkpoint has the personal models .*directory"):
         kept.load(elsewhere, state)
@@ -148,8 +149,9 @@ def test_what_goes_to_clients_and_what_they_keep():
     assert kept.for_one(server, 4) == {}
     kept.take(client, kept.state(server, "all"))
     assert (client.rounds, dict(client.c_i), client.c.tolist()) == (3, {}, [1.0] * 4)
-    kept.take_own(client, 5, kept.for_one(server, 5))
-    assert client.c_i[5].tolist() == [2.0] * 4
+    kept.take_own(client, 5, sent := kept.for_one(server, 5))
+    sent["c_i"].zero_()
+    assert client.c_i[5].tolist() == [2.0] * 4, "what was sent is copied"
     for take, names in (
         (lambda: kept.take(client, {"rounds": 1}), "'c'"),
         (lambda: kept.take_own(client, 5, {"c": torch.ones(4)}), "'c_i'"),
@@ -222,6 +224,7 @@ def test_what_can_be_kept_is_taken():
 def test_a_type_begins_with_nothing_and_histories_lie_where_the_rule_says():
     class Typed:
         count, kind = server_state(int), server_state(Tensor)
+        wide = per_client(Tensor, columns=True, dtype=torch.float64)
         history = row_history(capacity="most", planned="most", device="place")
         most, place = 2, "meta"
 
@@ -230,4 +233,5 @@ def test_a_type_begins_with_nothing_and_histories_lie_where_the_rule_says():
     rule.history.remember(rows(0), {0: 5, 1: 6}, 3)
     assert rule.history.state_dict()["rows"].is_meta
     assert kept.declared(rule)["count"].planned(rule, Extent(10, 3, 4, 2, 100, torch.float32)) == 0
-    assert kept.planned(rule, Extent(10, 3, 4, 2, 100, torch.float32)).keys() == {"Typed.history"}
+    planned = kept.planned(rule, Extent(10, 3, 4, 2, 100, torch.float32))
+    assert (planned.keys(), planned["Typed.wide"]) == ({"Typed.history", "Typed.wide"}, 10 * 4 * 8)

@@ -281,6 +281,37 @@ def test_what_the_server_lacks_stays_and_is_named():
     assert not hasattr(server.module, "more")
 
 
+class Refers(Gathers):
+    """Has attributes that are parts of the module."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1))
+        self.parts = []
+
+    def training_step(self, batch, batch_idx):
+        self.parts = [self.w, self.mean, self.sizes]
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:what training gathers in Refers goes to the server")
+def test_parts_of_the_module_are_those_of_the_server_s():
+    server, clients = made(Refers)
+    one_round(server, clients)
+    module = server.module
+    assert list(map(id, module.parts)) == [id(module.w), id(module.mean), id(module.sizes)]
+
+
+def test_a_restart_takes_the_place_of_what_there_was():
+    first, second = HomeModule(Hoards(), torch.device("cpu")), Hoards()
+    first._module.outputs.append(1), first._module.sum.update(2.0)
+    state, home = reload(first.plain(metrics=True)), HomeModule(second, torch.device("cpu"))
+    second.count = 5
+    for _ in range(2):
+        home.load(state)
+        assert (second.outputs, second.sum.compute(), second.count) == ([1], 2.0, 0)
+
+
 def test_metrics_that_are_too_large_begin_anew_and_nothing_else_does(monkeypatch):
     module = Hoards()
     home = HomeModule(module, torch.device("cpu"))

@@ -150,7 +150,12 @@ MUTATIONS = [
         "columns.part(value) if value.shape[-1] == columns.total else value",
         "value",
     ),
-    files("every process has the whole", "row.cpu() if first else row[:0]", "row.cpu()"),
+    files(
+        "every process has the whole",
+        "row.cpu() if first else row[:0]",
+        "row.cpu()",
+        unseen="only the first gives it back: it takes memory",
+    ),
     files("the second process has the whole", "self.columns.share == 0, *", "self.columns.share == 1, *"),
     files(
         "no rows have another type",

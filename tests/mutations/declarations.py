@@ -48,11 +48,6 @@ MUTATIONS = [
     ),
     declared("where models lie changes results", "tuple(name for name in (device, files) if name is not None)", "()"),
     declared(
-        "tensors are kept where they come from",
-        "PerClient(self.kind, named(rule, self._device))",
-        "PerClient(self.kind, None)",
-    ),
-    declared(
         "models in files lie in memory",
         "(directory := named(rule, self._files)) is not None",
         "(directory := None) is not None",
@@ -63,24 +58,9 @@ MUTATIONS = [
         ", named(rule, self._device))",
     ),
     declared(
-        "the memory plan forgets clients' columns", "extent.clients * extent.columns * (self", "extent.columns * (self"
-    ),
-    declared(
         "clients' numbers have the parameters' size", "(self._dtype or extent.dtype).itemsize", "extent.dtype.itemsize"
     ),
-    declared(
-        "clients' single numbers take memory",
-        ").itemsize if self.columns else 0\n\n\nclass _AtClients",
-        ").itemsize\n\n\nclass _AtClients",
-    ),
-    declared(
-        "single numbers take memory",
-        "dtype.itemsize if self.columns else 0\n\n\nclass _Object",
-        "dtype.itemsize\n\n\nclass _Object",
-    ),
     declared("rows of a history are whole", '("{}.rows",), RowHistory', '("{}",), RowHistory'),
-    declared("a history of no rows takes memory", " if rows else 0\n", "\n"),
-    declared("a history has no end", "RowHistory(named(rule, self._capacity), named", "RowHistory(None, named"),
     declared(
         "a history lies with the rows",
         "named(rule, self._device))\n\n    def planned(self, rule: object, extent: Extent) -> int:\n        rows",
@@ -103,20 +83,12 @@ MUTATIONS = [
         "isinstance(value, int) and abs(value) < 2**63",
         "isinstance(value, int)",
     ),
-    declared("tensors without memory are first values", " and not value.is_meta\n", "\n"),
-    declared("sparse tensors are first values", "value.layout is torch.strided and ", ""),
-    declared(
-        "one number of a tuple is looked at",
-        "start if isinstance(start, tuple) else (start,)",
-        "start[:1] if isinstance(start, tuple) else (start,)",
-    ),
     declared("clients' values may be of any type", "    if kind not in _KINDS:\n", "    if False:\n"),
     follows(
         "what a class does without is kept",
         "if name in found or isinstance(entry, Declared)}",
         "if isinstance(entry, Declared)}",
     ),
-    follows("nothing is something", "if value is not None}", "if True}"),
     follows(
         "a state that is refused leaves nothing",
         "    _only(rule, states, list(entries))\n",
@@ -133,28 +105,12 @@ MUTATIONS = [
         "for entry in declared(rule).values() for column in entry.columns)",
         "for entry in declared(rule).values() if entry.sent is None for column in entry.columns)",
     ),
-    follows(
-        "one rule says where things lie", "{name for rule in rules for entry", "{name for rule in rules[-1:] for entry"
-    ),
-    follows("nothing takes memory", "if size > 0}", "if size >= 0}"),
-    follows("memory has no name of its own", '{f"{type(rule).__name__}.{name}": size', "{name: size"),
-    follows("clients always keep something", "return any(entry.at_client for", "return any(True for"),
     follows("all that is kept must be at clients", "return any(entry.at_client", "return all(entry.at_client"),
     follows("who has nothing is sent something", " if client_id in getattr(rule, name)}", "}"),
     follows(
         "a client takes what it is not sent",
         '[name for name, entry in declared(rule).items() if entry.sent == "all"])\n',
         "[*declared(rule)])\n",
-    ),
-    follows(
-        "a client takes for itself what all are sent",
-        'entries.items() if entry.sent == "owner"])\n',
-        "entries.items()])\n",
-    ),
-    follows(
-        "a client keeps what the server keeps",
-        "declared(rule).items() if entry.at_client])\n",
-        "declared(rule).items()])\n",
     ),
     follows(
         "what is sent to one is of the first client",

@@ -59,7 +59,6 @@ MUTATIONS = [
         "longest, rest = sizes[0], part.shape[1:]",
     ),
     ranks("short parts are not filled up", "        if len(part) < longest:\n", "        if False:\n"),
-    ranks("fillings stay", "return [theirs[:size] for theirs, size in zip(found, sizes, strict=True)]", "return found"),
     ranks("parts travel as they lie in memory", "padded = part.contiguous()\n", "padded = part\n"),
     ranks(
         "tensors of one exchange have one number",
@@ -68,32 +67,17 @@ MUTATIONS = [
         unseen="gloo keeps tensors of one number in their order",
     ),
     ranks("exchanges at one time have one number", "number * _TENSORS - 1) + 1", "0 * _TENSORS - 1) + 1"),
-    ranks(
-        "numbers go on from one rank to the next",
-        "tags.get((is_send, rank), number",
-        "max(tags.values(), default=number",
-    ),
-    ranks("everybody sends", "operation = dist.isend if is_send else dist.irecv", "operation = dist.isend"),
-    ranks("an exchange of nothing is one", "if operations else [])", "if True else [])"),
     ranks("notes that are not there are waited for", " if self._store.check(keys) else None", ""),
     ranks(
         "one note is enough",
         "if self._store.check(keys) else None",
         "if any(self._store.check([key]) for key in keys) else None",
     ),
-    ranks("notes are not forgotten", "            self._store.delete_key(key)\n", "            pass\n"),
-    ranks("notes are texts", "json.loads(found) for found in", "found.decode() for found in"),
-    ranks(
-        "ranks do not say how far they are",
-        '                self._store.set(f"rank {self.rank}", str(self._exchanges))\n',
-        "                pass\n",
-    ),
     ranks(
         "ranks say that they have come once they have been heard",
         '                self._store.set(f"rank {self.rank}", str(self._exchanges))\n            yield\n',
         '                pass\n            yield\n        self._store.set(f"rank {self.rank}", str(self._exchanges))\n',
     ),
-    ranks("who is slow has ended", "if waited < 0.9 * self._timeout", "if waited < 9.0 * self._timeout"),
     ranks("who has ended is slow", "if waited < 0.9 * self._timeout", "if waited < 0.0 * self._timeout"),
     ranks(
         "who waits is late, too",
@@ -102,12 +86,6 @@ MUTATIONS = [
         unseen="a rank notes that it has come before it waits",
     ),
     ranks("the last rank is never late", "range(self.size if self._store", "range(self.size - 1 if self._store"),
-    ranks("who was there once is never late", ") or int(self._store.get(note)) < self._exchanges:", "):"),
-    ranks(
-        "who was never there is not late",
-        "if not self._store.check([note]) or int",
-        "if self._store.check([note]) and int",
-    ),
     ranks(
         "an error while one looks who is late is the error",
         "with suppress(RuntimeError):  # the first",
@@ -124,30 +102,13 @@ MUTATIONS = [
         "signals.follow([signals.requests],",
     ),
     ranks(
-        "where a round is, is said the other way round",
-        "between_clients, ends_round)\n\n",
-        "ends_round, between_clients)\n\n",
-    ),
-    ranks(
         "places are begun though the process is to end",
         "if self.signals is not None and self.signals.urgent:\n                return",
         "if False:\n                return",
     ),
     ranks(
-        "nobody begins who has no signals",
-        "if self.signals is not None and self.signals.urgent:\n                return",
-        "if self.signals is None or self.signals.urgent:\n                return",
-    ),
-    ranks(
         "places are divided once", "        self._divisions += 1  # counted", "        self._divisions += 0  # counted"
     ),
-    ranks("the first place is left out", "len(places) if leaving else 1) - 1", "len(places) if leaving else 1)"),
-    ranks(
-        "a place is given to all",
-        'self._store.add(f"division {self._divisions}",',
-        'self._store.add(f"division {self._divisions} {self.rank}",',
-    ),
-    ranks("who leaves takes one place", "len(places) if leaving else 1) - 1", "1) - 1"),
     ranks("who leaves begins what it has taken", "if leaving or turn >= len(places):", "if turn >= len(places):"),
     ranks(
         "who is urged to leave does not know it",
@@ -155,10 +116,8 @@ MUTATIONS = [
         "leaving = False",
     ),
     ranks("one tensor that has arrived is enough", "return all(work.is_completed()", "return any(work.is_completed()"),
-    ranks("an exchange is always over", "return all(work.is_completed() for work in self._works)", "return True"),
     ranks("nobody waits for tensors", "                work.wait()\n", "                pass\n"),
     shared("every rank draws its own numbers in Python", "    random.setstate(python)\n", ""),
-    shared("every rank draws its own numbers in NumPy", "    np.random.set_state(numeric)\n", ""),
     shared("every rank draws its own numbers in PyTorch", "    torch.set_rng_state(generator)\n", ""),
     shared(
         "buffers are every rank's own",
@@ -166,26 +125,11 @@ MUTATIONS = [
         "[*module.named_parameters()]",
     ),
     shared(
-        "parameters are every rank's own",
-        "[*module.named_parameters(), *module.named_buffers()]",
-        "[*module.named_buffers()]",
-    ),
-    shared(
         "other shapes are taken",
         "(name, tuple(tensor.shape), str(tensor.dtype))",
         "(name, tensor.dim(), str(tensor.dtype))",
     ),
-    shared(
-        "other dtypes are taken",
-        "(name, tuple(tensor.shape), str(tensor.dtype))",
-        "(name, tuple(tensor.shape), str(tensor.device))",
-    ),
     shared("modules are not compared", "if tensors != found[0]:", "if False:"),
-    shared(
-        "only the second rank is compared",
-        "for rank, tensors in enumerate(found):",
-        "for rank, tensors in enumerate(found[:2]):",
-    ),
     shared(
         "more tensors than the first rank has have no words", "zip_longest(found[0], tensors)", "zip(found[0], tensors)"
     ),
@@ -194,18 +138,8 @@ MUTATIONS = [
         "                tensor.data.copy_(whole)\n",
         "                pass\n",
     ),
-    shared(
-        "the last rank's module is everybody's",
-        "dist.broadcast(whole, 0)",
-        "dist.broadcast(whole, dist.get_world_size() - 1)",
-    ),
     shared("metrics join what others hold", "        metric.distributed_available_fn = _alone\n", "        pass\n"),
     shared("metrics stay apart", "            metric.distributed_available_fn = available\n", "            pass\n"),
-    shared(
-        "Lightning's advice is heard",
-        '    warnings.filterwarnings("ignore", message',
-        '    warnings.filterwarnings("default", message',
-    ),
     shared(
         "other advice is not heard", r'message=r"It is recommended to use `self.log\(.*sync_dist=True")', 'message=r"")'
     ),

@@ -10,8 +10,10 @@ trainer = In("fl_lightning/federation/server_trainer.py", RUN)
 template = In(
     "fl_lightning/federation/flower_template.py", "tests/federation/test_flower_template.py -k 'not lint and not runs'"
 )
+flower = In("fl_lightning/federation/flower/__init__.py", "tests/federation/test_flower_template.py -k missing_flower")
 
 MUTATIONS = [
+    flower("a missing Flower has no advice", "except ImportError as error:", "except KeyError as error:"),
     run(
         "the server begins anew beside its checkpoint",
         '        self._server.load_state_dict(state["server"], f"the checkpoint {path}")\n',
