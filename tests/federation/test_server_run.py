@@ -207,7 +207,8 @@ def test_a_checkpoint_is_one_of_lightning(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:client . is left out", "ignore:round 1 had 2")
 def test_a_round_is_told_in_a_line(tmp_path, caplog):
-    run, server, clients = begun(tmp_path, method=FedAvg, fairness_metric="val_acc", server={"min_clients": 3})
+    shown = {"fairness_metric": "val_acc", "fairness_mode": {"val_loss": "max"}}  # so that the loss has an angle, too
+    run, server, clients = begun(tmp_path, method=FedAvg, server={"min_clients": 3}, **shown)
     with caplog.at_level(logging.INFO):
         run.closed(one_round(server, clients, lost=[1]))
         numbers = evaluated(run, server, clients, "val").summary("val_acc")

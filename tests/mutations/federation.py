@@ -174,7 +174,6 @@ MUTATIONS = [
         "\n    def release",
         unseen="a server looks what there is when it opens a round",
     ),
-    served("the module goes on with the parameters to evaluate", "        self.binding.bind_global()\n", ""),
     served("buffers are added to those of before", "        self.buffers.remember()\n", ""),
     served("the finished module shares memory", "        self.binding.release()\n", ""),
     saved(

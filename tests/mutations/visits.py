@@ -8,17 +8,16 @@ CLIENT, SERVER, SCHEDULES, STATE, VISIT = (
     f"{FOLDER}/test_{name}.py"
     for name in ("federated_client", "federated_server", "client_schedules", "module_state", "client_visit")
 )
-DOOR = f"{FOLDER}/test_door.py"
 QUICK = (
-    "-m 'not slow' -k 'client_visit or any_round or (no_difference and (Adam or global or manual or path)) "
+    "-m 'not slow' -k 'client_visit or (no_difference and (Adam or global or manual or path)) "
     "or (bits_of_a_fit and (MOON or SCAFFOLD or Epochs or Glue)) or (forgotten and MOON and True) or Ditto or no_sense "
     "or sense_are or by_hand or cannot_know or with_all or begins_at or ends_with or losses_are or alike or evaluated "
     "or privacy_does or lists_and or says_nothing or failed_visit or stays_at or reads_the_clock or of_one_client "
     "or steps_itself or named_once'"
 )
 
-visit = In("fl_lightning/federation/client_visit.py", f"{VISIT} {CLIENT} {SCHEDULES} {SERVER} {STATE} {DOOR} {QUICK}")
-messages = In("fl_lightning/federation/messages.py", f"{VISIT} {CLIENT} {SCHEDULES} {SERVER} {STATE} {DOOR} {QUICK}")
+visit = In("fl_lightning/federation/client_visit.py", f"{VISIT} {CLIENT} {SCHEDULES} {SERVER} {STATE} {QUICK}")
+messages = In("fl_lightning/federation/messages.py", f"{VISIT} {CLIENT} {SCHEDULES} {SERVER} {STATE} {QUICK}")
 
 MUTATIONS = [
     visit(
@@ -98,11 +97,6 @@ MUTATIONS = [
         "schedulers that step within visits step alone",
         "        check_visit_schedulers(trainer, self._knows_clock, message.round * side.schedules.steps)\n",
         "",
-    ),
-    visit(
-        "a visit may begin after any number of steps",
-        "message.round * side.schedules.steps)",
-        "side.schedules.steps)",
     ),
     visit("schedules are those of the first round", "            loop.pass_rounds(message.round)\n", ""),
     visit("schedules pass a round too many", "loop.pass_rounds(message.round)", "loop.pass_rounds(message.round + 1)"),
