@@ -15,7 +15,7 @@ from by_hand import wired
 from support import quiet_trainer, reload
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchmetrics import CatMetric, Metric, SumMetric
-from visit_variants import VARIANTS, WIDTH, Together
+from visit_variants import VARIANTS, WIDTH, Record, Together
 
 import fl_lightning as fl
 from fl_lightning.federation.module_state import AwayModule, HomeModule
@@ -172,7 +172,7 @@ class Gathers(L.LightningModule):
         self.w = torch.nn.Parameter(torch.zeros(WIDTH))
         self.seen, self.last, self.sizes = [], deque([-1], maxlen=4), SumMetric()
         self.count, self.latest, self.heat, self.site = 0, None, 1.0, site
-        self.of_round, self.dice = [], torch.Generator()
+        self.of_round, self.dice, self.table = [], torch.Generator(), torch.zeros(2)
 
     def setup(self, stage):
         self.cache, self.of_setup = {}, self.count
@@ -302,6 +302,41 @@ def test_parts_of_the_module_are_those_of_the_server_s():
     assert list(map(id, module.parts)) == [id(module.w), id(module.mean), id(module.sizes)]
 
 
+class Holds(Gathers):
+    """Holds an object in a list, whose class is of another file than the module's."""
+
+    def __init__(self):
+        super().__init__()
+        self.records = [Record()]
+
+    def training_step(self, batch, batch_idx):
+        self.records = [Record(self.records[0].step + 1)]
+        return super().training_step(batch, batch_idx)
+
+
+class Sums(L.LightningModule):
+    """Gathers in a metric, and changes nothing else."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.sizes = torch.nn.Parameter(torch.zeros(WIDTH)), SumMetric()
+
+    def training_step(self, batch, batch_idx):
+        self.sizes.update(len(batch[0]))
+        return (batch[0] @ self.w - batch[1]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:what training gathers in Holds goes to the server")
+def test_objects_in_lists_and_metrics_alone_reach_the_server():
+    for make, found in ((Holds, lambda module: module.records[0].step), (Sums, lambda module: module.sizes.compute())):
+        server, clients = made(make)
+        one_round(server, clients)
+        assert found(server.module) == {Holds: 3, Sums: 44}[make]  # the largest client's; everybody's
+
+
 def test_a_restart_takes_the_place_of_what_there_was():
     first, second = HomeModule(Hoards(), torch.device("cpu")), Hoards()
     first._module.outputs.append(1), first._module.sum.update(2.0)
@@ -327,7 +362,7 @@ def test_metrics_that_are_too_large_begin_anew_and_nothing_else_does(monkeypatch
 def test_a_server_says_so_much_and_nothing_twice():
     home = HomeModule(Hoards(), torch.device("cpu"))
     with pytest.warns(UserWarning, match="of what clients leave in Hoards, ") as said:
-        _ = [home._say(f"name {number}", f"{number} is odd") for number in [*range(40), *range(3)]]
+        _ = [home._say(f"name {number}", f"{number} is odd") for number in [*range(3), *range(40)]]
     assert len(said) == 32
 
 
@@ -404,6 +439,8 @@ LIES = {
     "hooks": ["#0", "names", ["_forward_hooks", 1], []],
     "no name": ["#0", "names", ["a b", 1], []],
     "a number for a list": ["seen#0", "whole", [3]],
+    "a tuple for a list": ["seen#0", "whole", [{"node": 2}]],
+    "another dtype": ["table#0", "whole", [{"node": 3}]],
     "names of a list": ["seen#0", "names", ["append", 3], []],
     "an unknown object": ["seen#0", "added", [{"known": "more"}]],
     "a later node": ["seen#0", "added", [{"node": 99}]],
@@ -426,6 +463,7 @@ def test_a_client_that_lies_about_the_module_is_left_out(lie):
     server, clients = made(Gathers)
     nodes = [["object", "Popen", []] if lie == "a class" else ["list", []]]
     nodes.append(["tensor", torch.zeros(3, dtype=torch.uint8), False])
+    nodes += [["tuple", []], ["tensor", torch.zeros(2, dtype=torch.float64), False]]
     record = one_round(server, clients, lying(2, {"nodes": nodes, "changes": [LIES[lie]], "metrics": []}))
     assert record.client_ids == (0, 1)
     assert record.dropped.keys() == {2}
@@ -434,12 +472,20 @@ def test_a_client_that_lies_about_the_module_is_left_out(lie):
 
 @pytest.mark.parametrize(
     ("states", "updates"),
-    [(["sum_value", 1.0], 1), ([], 1), (["sum_value", {"node": 0}], 1), (["sum_value", {"node": 1}], 0)],
+    [
+        (["sum_value", 1.0], 1),
+        ([], 1),
+        (["sum_value", {"node": 0}], 1),
+        (["sum_value", {"node": 1}], 0),
+        (["sum_value", {"node": 1}, "more", {"node": 1}], 1),
+        (["sum_value", {"node": 2}], 1),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:client 2 is left out of round 0")
 def test_a_client_that_lies_about_metrics_is_left_out(states, updates):
     server, clients = made(Gathers)
-    nodes = [["tensor", torch.zeros(3), False], ["tensor", torch.zeros(()), False]]
+    values = torch.zeros(3), torch.zeros(()), torch.zeros((), dtype=torch.float64)
+    nodes = [["tensor", value, False] for value in values]
     left = {"nodes": nodes, "changes": [], "metrics": [["sizes", updates, states]]}
     assert one_round(server, clients, lying(2, left)).dropped.keys() == {2}
     assert server.module.sizes.compute() == 12 + 9

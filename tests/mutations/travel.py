@@ -164,6 +164,7 @@ MUTATIONS = [
         "a list may hold anything",
         "if type(value) is not list or not all(isinstance(item, Tensor) for item in value):",
         "if type(value) is not list:",
+        unseen="nothing else that a message holds can be put on a device",
     ),
     kept(
         "states may have any dtype",
