@@ -50,16 +50,19 @@ def vectors(rank, number):
 
 
 def exchanged(ranks):
-    """Everybody sends two tensors to everybody at once, and one more in another exchange, which is begun first."""
+    """Everybody sends two tensors to everybody at once, and one more in another exchange; the first rank turns them."""
     others = [rank for rank in range(ranks.size) if rank != ranks.rank]
     found = {(rank, number): torch.zeros(3) for rank in others for number in range(3)}
-    last = ranks.transfer(
-        [(vectors(ranks.rank, 2), rank) for rank in others], [(found[rank, 2], rank) for rank in others], 1
-    )
-    first = ranks.transfer(
-        [(vectors(ranks.rank, number), rank) for number in (0, 1) for rank in others],
-        [(found[rank, number], rank) for number in (0, 1) for rank in others],
-    )
+
+    def begun(numbers, number):
+        return ranks.transfer(
+            [(vectors(ranks.rank, own), rank) for own in numbers for rank in others],
+            [(found[rank, own], rank) for own in numbers for rank in others],
+            number,
+        )
+
+    exchanges = [((2,), 1), ((0, 1), 0)]
+    last, first = (begun(*one) for one in exchanges) if ranks.rank else [begun(*one) for one in exchanges[::-1]][::-1]
     first.wait()
     last.wait()
     return [

@@ -15,7 +15,7 @@ from by_hand import wired
 from support import quiet_trainer, reload
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchmetrics import CatMetric, Metric, SumMetric
-from visit_variants import VARIANTS, WIDTH, Record, Together
+from visit_variants import VARIANTS, WIDTH, Pair, Together
 
 import fl_lightning as fl
 from fl_lightning.federation.module_state import AwayModule, HomeModule
@@ -303,14 +303,14 @@ def test_parts_of_the_module_are_those_of_the_server_s():
 
 
 class Holds(Gathers):
-    """Holds an object in a list, whose class is of another file than the module's."""
+    """Holds a tuple in a list, whose class is of another file than the module's."""
 
     def __init__(self):
         super().__init__()
-        self.records = [Record()]
+        self.records = [Pair(0, [])]
 
     def training_step(self, batch, batch_idx):
-        self.records = [Record(self.records[0].step + 1)]
+        self.records = [Pair(self.records[0].count + 1, [])]
         return super().training_step(batch, batch_idx)
 
 
@@ -330,8 +330,8 @@ class Sums(L.LightningModule):
 
 
 @pytest.mark.filterwarnings("ignore:what training gathers in Holds goes to the server")
-def test_objects_in_lists_and_metrics_alone_reach_the_server():
-    for make, found in ((Holds, lambda module: module.records[0].step), (Sums, lambda module: module.sizes.compute())):
+def test_tuples_in_lists_and_metrics_alone_reach_the_server():
+    for make, found in ((Holds, lambda module: module.records[0].count), (Sums, lambda module: module.sizes.compute())):
         server, clients = made(make)
         one_round(server, clients)
         assert found(server.module) == {Holds: 3, Sums: 44}[make]  # the largest client's; everybody's

@@ -59,12 +59,16 @@ MUTATIONS = [
         "longest, rest = sizes[0], part.shape[1:]",
     ),
     ranks("short parts are not filled up", "        if len(part) < longest:\n", "        if False:\n"),
-    ranks("parts travel as they lie in memory", "padded = part.contiguous()\n", "padded = part\n"),
+    ranks(
+        "parts travel as they lie in memory",
+        "padded = part.contiguous()\n",
+        "padded = part\n",
+        unseen="gloo takes them so, and NCCL is for GPUs",
+    ),
     ranks(
         "tensors of one exchange have one number",
         "number * _TENSORS - 1) + 1",
         "number * _TENSORS - 1)",
-        unseen="gloo keeps tensors of one number in their order",
     ),
     ranks("exchanges at one time have one number", "number * _TENSORS - 1) + 1", "0 * _TENSORS - 1) + 1"),
     ranks("notes that are not there are waited for", " if self._store.check(keys) else None", ""),
