@@ -7,15 +7,9 @@ EXCHANGE = "tests/clients/test_rank_exchange.py"
 RANKED = "tests/clients/test_ranks.py"
 
 ranks = In("fl_lightning/lightning/ranks.py", EXCHANGE)
-machines = In("fl_lightning/lightning/ranks.py", f"{RANKED} -k two_machines")
 shared = In("fl_lightning/lightning/shared_by_ranks.py", f"{EXCHANGE} {RANKED} -k 'alike or silent or as_they_were'")
 
 MUTATIONS = [
-    machines(
-        "there are as many processes as on one machine",
-        "num_nodes * len(devices), num_nodes",
-        "len(devices), num_nodes",
-    ),
     ranks("all processes have the first device", "devices[self.local_rank]", "devices[0]"),
     ranks("another number of processes is taken", "if dist.get_world_size() != self.size:", "if False:"),
     ranks("every fit makes its own notes", "        if self._store is None:\n", "        if True:\n"),
