@@ -201,9 +201,7 @@ class Reader:
         if kind in _LISTS:
             return _LISTS[kind](self.all(parts[0]))
         if kind in _MAPPINGS:
-            made = _MAPPINGS[kind]()
-            dict.update(made, self.pairs(parts[0]))
-            return made
+            return _MAPPINGS[kind](self.pairs(parts[0]))
         return _MAKERS[kind](self, *parts)
 
     def _tensor(self, value: Tensor, away: bool) -> Tensor:

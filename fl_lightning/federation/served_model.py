@@ -72,7 +72,6 @@ class ServedModel:
         """Goes on from what :meth:`state_dict` returned."""
         self.module.load_state_dict(state["state_dict"])
         self.params.copy_(state["params"])
-        self.binding.bind_global()
         self.buffers.put(state["buffers"])
         self.buffers.remember()
         self.home.load(state["module"])

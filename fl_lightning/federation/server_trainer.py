@@ -77,7 +77,7 @@ class ServerTrainer:
     @property
     def log_dir(self) -> str | None:
         """The folder of the first logger."""
-        return next((logger.log_dir or logger.save_dir for logger in self.loggers if hasattr(logger, "log_dir")), None)
+        return next((logger.log_dir or logger.save_dir for logger in self.loggers), None)
 
     @property
     def optimizers(self) -> list[Any]:

@@ -82,7 +82,8 @@ class Ranks:
             self.broadcast(store.port)
             return store
         port = self.broadcast(0)
-        return TCPStore(host, port, is_master=False, timeout=wait)
+        with self._answered():
+            return TCPStore(host, port, is_master=False, timeout=wait)
 
     # ---- exchange
 

@@ -11,7 +11,7 @@ from fl_lightning.core.columns import Columns
 from fl_lightning.core.storage.column_parts import ColumnPart, for_columns, holds_parts, in_columns, joined
 
 TOTAL = 50_000
-NAMES = ("momentum", "history.rows", "counts")
+NAMES = ("momentum", "history.rows", "counts", "pair", "nothing", "absent", "history.absent")
 
 
 def state():
@@ -20,6 +20,8 @@ def state():
         "momentum": torch.randn(TOTAL, generator=generator, dtype=torch.float64),
         "history": {"rows": torch.randn(3, TOTAL, generator=generator), "gram": torch.eye(3)},
         "counts": {4: torch.arange(TOTAL).to(torch.uint8), 7: torch.ones(TOTAL, dtype=torch.uint8)},
+        "pair": (torch.zeros(TOTAL), [torch.ones(2, TOTAL)]),
+        "nothing": torch.zeros(0, TOTAL, dtype=torch.float64),
         "empty": {},
         "round": 5,
     }
@@ -28,6 +30,8 @@ def state():
 def same(one, two):
     if isinstance(one, dict):
         return one.keys() == two.keys() and all(same(one[name], two[name]) for name in one)
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(two) and all(map(same, one, two))
     return torch.equal(one, two) and one.dtype == two.dtype if isinstance(one, torch.Tensor) else one == two
 
 
@@ -64,6 +68,7 @@ def test_any_number_of_processes_reads_what_any_number_has_written(tmp_path, bef
     whole = torch.load(tmp_path / "a.ckpt", weights_only=True)
     assert same(whole, state())
     assert all(other["momentum"].numel() == other["history"]["rows"].numel() == 0 for other in others)
+    assert all(other["pair"][1][0].numel() == 0 for other in others)
     for columns in shares(after):  # of seven slices, so that some of nine hold nothing
         expected = {name: value for name, value in state().items() if name in ("empty", "round")}
         mine = for_columns(whole, NAMES, columns)
@@ -72,6 +77,8 @@ def test_any_number_of_processes_reads_what_any_number_has_written(tmp_path, bef
         assert torch.equal(mine["momentum"], state()["momentum"][begin:end])
         assert torch.equal(mine["history"]["rows"], state()["history"]["rows"][:, begin:end])
         assert torch.equal(mine["history"]["gram"], torch.eye(3))
+        assert torch.equal(mine["pair"][1][0], torch.ones(2, end - begin))
+        assert mine["nothing"].shape == (0, end - begin)
         assert torch.equal(mine["counts"][4], state()["counts"][4][begin:end])
 
 
@@ -81,3 +88,11 @@ def test_a_fit_goes_on_from_its_own_columns():
         marked = in_columns(mine, NAMES, columns)
         assert isinstance(marked["momentum"], ColumnPart)
         assert same(for_columns(marked, NAMES, columns), mine)
+
+
+def test_a_rule_without_columns_is_left_as_it_is():
+    columns = shares(2)[1]
+    given = {"momentum": torch.zeros(TOTAL)}
+    assert in_columns(given, None, columns) == for_columns(given, None, columns) == given
+    for_columns(given, NAMES, columns)
+    assert given["momentum"].shape == (TOTAL,), "what was given stays"

@@ -104,7 +104,8 @@ def test_a_checkpoint_holds_all_of_it_and_a_reset_forgets_all(in_files, tmp_path
     kept.reset(rule)
     assert plainly(kept.state(rule)) == plainly(kept.state(Method(directory)))
     with pytest.raises(ValueError, match=r"Method keeps \['rounds', .*\] here, found \['momentum'\]"):
-        kept.load(rule, {"momentum": 1})
+        kept.load(other, {"momentum": 1})
+    assert other.rounds == 8, "a state that is refused leaves the rule as it was"
     elsewhere = Method(None if in_files else str(tmp_path))
     with pytest.raises(ValueError, match=r"the checkpoint has the personal models .*directory"):
         kept.load(elsewhere, state)
@@ -148,8 +149,9 @@ def test_what_goes_to_clients_and_what_they_keep():
     assert kept.for_one(server, 4) == {}
     kept.take(client, kept.state(server, "all"))
     assert (client.rounds, dict(client.c_i), client.c.tolist()) == (3, {}, [1.0] * 4)
-    kept.take_own(client, 5, kept.for_one(server, 5))
-    assert client.c_i[5].tolist() == [2.0] * 4
+    kept.take_own(client, 5, sent := kept.for_one(server, 5))
+    sent["c_i"].zero_()
+    assert client.c_i[5].tolist() == [2.0] * 4, "what was sent is copied"
     for take, names in (
         (lambda: kept.take(client, {"rounds": 1}), "'c'"),
         (lambda: kept.take_own(client, 5, {"c": torch.ones(4)}), "'c_i'"),
@@ -197,3 +199,39 @@ def test_bounded_files_and_memory(tmp_path):
     assert list(bounded.last) == [2, 3, 4, 5]
     assert isinstance(bounded.history, RowHistory)
     assert bounded.history.capacity == 2
+
+
+STARTS = {
+    "a text": "x", "another type": str, "NaN": float("nan"), "an endless integer": 2**63, "None": None,
+    "a tuple with a text": (1, "x"), "sparse": torch.eye(2).to_sparse(), "meta": torch.zeros(1, device="meta"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_what_cannot_be_kept_is_refused(name):
+    with pytest.raises(TypeError, match="start of server_state must be a number, a tensor, a tuple of these, or such"):
+        server_state(STARTS[name])
+
+
+def test_what_can_be_kept_is_taken():
+    for start in (int, float, bool, Tensor, tuple, 0, -1.5, True, 2**63 - 1, (1, 2.0), torch.zeros(2)):
+        server_state(start)
+    for kind in (str, None, 1):
+        with pytest.raises(TypeError, match="kind of per_client must be int, float, bool or Tensor, found"):
+            per_client(kind)
+
+
+def test_a_type_begins_with_nothing_and_histories_lie_where_the_rule_says():
+    class Typed:
+        count, kind = server_state(int), server_state(Tensor)
+        wide = per_client(Tensor, columns=True, dtype=torch.float64)
+        history = row_history(capacity="most", planned="most", device="place")
+        most, place = 2, "meta"
+
+    rule = Typed()
+    assert (rule.count, rule.kind) == (None, None)
+    rule.history.remember(rows(0), {0: 5, 1: 6}, 3)
+    assert rule.history.state_dict()["rows"].is_meta
+    assert kept.declared(rule)["count"].planned(rule, Extent(10, 3, 4, 2, 100, torch.float32)) == 0
+    planned = kept.planned(rule, Extent(10, 3, 4, 2, 100, torch.float32))
+    assert (planned.keys(), planned["Typed.wide"]) == ({"Typed.history", "Typed.wide"}, 10 * 4 * 8)

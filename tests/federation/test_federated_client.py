@@ -327,6 +327,11 @@ REFUSED = {
     ),
     "plateau": ({"module": fresh(Plateau)}, message(), "ReduceLROnPlateau steps by a validation metric"),
     "broadcast": ({"algorithm": SCAFFOLD()}, message(broadcast={"c": torch.zeros(3)}), "must have 140 numbers"),
+    "no broadcast": (
+        {"algorithm": SCAFFOLD()},
+        message(broadcast={"c": "one"}),
+        "broadcast and client_state must be those of ControlVariates: a tensor is needed, found str",
+    ),
     "kept": ({"algorithm": MOON()}, message(4, counted=2), "the memory of another process is gone, what client 1 kept"),
     "strategy": ({"full_gradients": True, "local_epochs": 2}, None, "full_gradients=True trains nothing locally"),
 }

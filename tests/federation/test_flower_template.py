@@ -4,6 +4,7 @@
 import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +14,16 @@ from fl_lightning.federation.flower_template import SOURCES
 FILES = {"README.md", "client_app.py", "pyproject.toml", "server_app.py", "simulate.py", "task.py"}
 
 
-def test_it_writes_an_app(tmp_path, capsys):
-    assert main(["flower-app", str(tmp_path / "fair-sites")]) == 0
-    folder = tmp_path / "fair-sites"
+@pytest.mark.parametrize("place", ["fair-sites", "new/fair-sites", "."])
+def test_it_writes_an_app(tmp_path, capsys, monkeypatch, place):
+    folder = given = tmp_path / place
+    if place == ".":  # an empty folder, from within
+        folder, given = tmp_path / "fair-sites", Path()
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+    assert main(["flower-app", str(given)]) == 0
     assert {path.name for path in folder.iterdir()} == FILES
-    assert str(folder / "task.py") in capsys.readouterr().out
+    assert str(given / "task.py") in capsys.readouterr().out
     for path in folder.iterdir():
         text = path.read_text()
         assert "APP_NAME" not in text
@@ -60,6 +66,8 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path, capsys):
     assert main(["flower-app", str(folder)]) == 1
     assert "must be a new or an empty folder" in capsys.readouterr().err
     assert [path.name for path in folder.iterdir()] == ["file"]
+    assert main(["flower-app", str(folder / "file")]) == 1
+    assert "must be a new or an empty folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["My app", "4sites", "a" * 33, "site_1"])

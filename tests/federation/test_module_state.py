@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a module keeps from step to step travels: clients elsewhere and a server give the bits of ``trainer.fit``."""
 
+import itertools
 import random
 from collections import Counter, deque
 from dataclasses import replace
@@ -13,11 +14,11 @@ import torch
 from by_hand import wired
 from support import quiet_trainer, reload
 from torch.utils.data import DataLoader, Subset, TensorDataset
-from torchmetrics import CatMetric, SumMetric
-from visit_variants import VARIANTS, WIDTH, Together
+from torchmetrics import CatMetric, Metric, SumMetric
+from visit_variants import VARIANTS, WIDTH, Pair, Together
 
 import fl_lightning as fl
-from fl_lightning.federation.module_state import AwayModule
+from fl_lightning.federation.module_state import AwayModule, HomeModule
 from fl_lightning.federation.plain_values import Reader, StaysError, Writer
 
 pytestmark = pytest.mark.filterwarnings("ignore:what training gathers in (Together|Gathers) goes to the server")
@@ -107,6 +108,49 @@ def test_what_no_message_holds_is_said_once():
     one_round(server, clients)
 
 
+class Median(Metric):
+    """Keeps what nothing can join."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("middle", torch.zeros(()), dist_reduce_fx=None)
+
+    def update(self, value):
+        self.middle = torch.stack([self.middle, value]).median()
+
+    def compute(self):
+        return self.middle
+
+
+class Streams(L.LightningModule):
+    """Goes on in an iterator and a metric; counts, too, or not."""
+
+    def __init__(self, counts):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(WIDTH))
+        self.stream, self.median, self.counts, self.count = itertools.count(), Median(), counts, 0
+
+    def training_step(self, batch, batch_idx):
+        next(self.stream)
+        self.median.update(batch[1].mean())
+        self.count += self.counts
+        return (batch[0] @ self.w - batch[1]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+@pytest.mark.parametrize("counts", [0, 1])
+def test_what_goes_on_at_the_client_is_said(counts):
+    client = made(lambda: Streams(counts))[1][0]
+    with pytest.warns(UserWarning, match="what a client leaves in Streams stays at the client") as said:
+        sent = client.train(fl.ServerMessage(0, torch.zeros(WIDTH)))
+    words = "; ".join(str(one.message) for one in said)
+    assert "stream (a count)" in words
+    assert "median (a metric whose states cannot be joined)" in words
+    assert bool(sent.left) == bool(counts)
+
+
 class Meter:
     """An average as many projects have it."""
 
@@ -128,7 +172,7 @@ class Gathers(L.LightningModule):
         self.w = torch.nn.Parameter(torch.zeros(WIDTH))
         self.seen, self.last, self.sizes = [], deque([-1], maxlen=4), SumMetric()
         self.count, self.latest, self.heat, self.site = 0, None, 1.0, site
-        self.of_round, self.dice = [], torch.Generator()
+        self.of_round, self.dice, self.table = [], torch.Generator(), torch.zeros(2)
 
     def setup(self, stage):
         self.cache, self.of_setup = {}, self.count
@@ -215,6 +259,113 @@ def test_what_grows_without_end_begins_anew(monkeypatch):
     assert server.module.count == 18
 
 
+class More(Gathers):
+    """Has what the server has not."""
+
+    def __init__(self):
+        super().__init__()
+        self.more = []
+
+    def training_step(self, batch, batch_idx):
+        self.more.append(1)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:what training gathers in More goes to the server")
+def test_what_the_server_lacks_stays_and_is_named():
+    server, clients = made(Gathers)
+    clients[2] = fl.FederatedClient(More(), Samples(2), 2, 3, trainer={"accelerator": "cpu"})
+    with pytest.warns(UserWarning, match="'more' is not among what the server's module has: it stays with them"):
+        record = one_round(server, clients)
+    assert record.client_ids == (0, 1, 2)
+    assert not hasattr(server.module, "more")
+
+
+class Refers(Gathers):
+    """Has attributes that are parts of the module."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1))
+        self.parts = []
+
+    def training_step(self, batch, batch_idx):
+        self.parts = [self.w, self.mean, self.sizes]
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:what training gathers in Refers goes to the server")
+def test_parts_of_the_module_are_those_of_the_server_s():
+    server, clients = made(Refers)
+    one_round(server, clients)
+    module = server.module
+    assert list(map(id, module.parts)) == [id(module.w), id(module.mean), id(module.sizes)]
+
+
+class Holds(Gathers):
+    """Holds a tuple in a list, whose class is of another file than the module's."""
+
+    def __init__(self):
+        super().__init__()
+        self.records = [Pair(0, [])]
+
+    def training_step(self, batch, batch_idx):
+        self.records = [Pair(self.records[0].count + 1, [])]
+        return super().training_step(batch, batch_idx)
+
+
+class Sums(L.LightningModule):
+    """Gathers in a metric, and changes nothing else."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.sizes = torch.nn.Parameter(torch.zeros(WIDTH)), SumMetric()
+
+    def training_step(self, batch, batch_idx):
+        self.sizes.update(len(batch[0]))
+        return (batch[0] @ self.w - batch[1]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:what training gathers in Holds goes to the server")
+def test_tuples_in_lists_and_metrics_alone_reach_the_server():
+    for make, found in ((Holds, lambda module: module.records[0].count), (Sums, lambda module: module.sizes.compute())):
+        server, clients = made(make)
+        one_round(server, clients)
+        assert found(server.module) == {Holds: 3, Sums: 44}[make]  # the largest client's; everybody's
+
+
+def test_a_restart_takes_the_place_of_what_there_was():
+    first, second = HomeModule(Hoards(), torch.device("cpu")), Hoards()
+    first._module.outputs.append(1), first._module.sum.update(2.0)
+    state, home = reload(first.plain(metrics=True)), HomeModule(second, torch.device("cpu"))
+    second.count = 5
+    for _ in range(2):
+        home.load(state)
+        assert (second.outputs, second.sum.compute(), second.count) == ([1], 2.0, 0)
+
+
+def test_metrics_that_are_too_large_begin_anew_and_nothing_else_does(monkeypatch):
+    module = Hoards()
+    home = HomeModule(module, torch.device("cpu"))
+    module.cat.update(torch.zeros(100))
+    module.sum.update(3.0)
+    module.count = 7
+    monkeypatch.setattr("fl_lightning.federation.plain_values.STATE_BYTES", 200)
+    with pytest.warns(UserWarning, match="'cat' begins anew at every client: more than"):
+        home.plain(metrics=True)
+    assert (module.cat.update_count, module.sum.compute(), module.count) == (0, 3.0, 7)
+
+
+def test_a_server_says_so_much_and_nothing_twice():
+    home = HomeModule(Hoards(), torch.device("cpu"))
+    with pytest.warns(UserWarning, match="of what clients leave in Hoards, ") as said:
+        _ = [home._say(f"name {number}", f"{number} is odd") for number in [*range(3), *range(40)]]
+    assert len(said) == 32
+
+
 class Hoards(L.LightningModule):
     """Gathers in every way, some of it until the epoch is over."""
 
@@ -288,6 +439,8 @@ LIES = {
     "hooks": ["#0", "names", ["_forward_hooks", 1], []],
     "no name": ["#0", "names", ["a b", 1], []],
     "a number for a list": ["seen#0", "whole", [3]],
+    "a tuple for a list": ["seen#0", "whole", [{"node": 2}]],
+    "another dtype": ["table#0", "whole", [{"node": 3}]],
     "names of a list": ["seen#0", "names", ["append", 3], []],
     "an unknown object": ["seen#0", "added", [{"known": "more"}]],
     "a later node": ["seen#0", "added", [{"node": 99}]],
@@ -310,6 +463,7 @@ def test_a_client_that_lies_about_the_module_is_left_out(lie):
     server, clients = made(Gathers)
     nodes = [["object", "Popen", []] if lie == "a class" else ["list", []]]
     nodes.append(["tensor", torch.zeros(3, dtype=torch.uint8), False])
+    nodes += [["tuple", []], ["tensor", torch.zeros(2, dtype=torch.float64), False]]
     record = one_round(server, clients, lying(2, {"nodes": nodes, "changes": [LIES[lie]], "metrics": []}))
     assert record.client_ids == (0, 1)
     assert record.dropped.keys() == {2}
@@ -318,12 +472,20 @@ def test_a_client_that_lies_about_the_module_is_left_out(lie):
 
 @pytest.mark.parametrize(
     ("states", "updates"),
-    [(["sum_value", 1.0], 1), ([], 1), (["sum_value", {"node": 0}], 1), (["sum_value", {"node": 1}], 0)],
+    [
+        (["sum_value", 1.0], 1),
+        ([], 1),
+        (["sum_value", {"node": 0}], 1),
+        (["sum_value", {"node": 1}], 0),
+        (["sum_value", {"node": 1}, "more", {"node": 1}], 1),
+        (["sum_value", {"node": 2}], 1),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:client 2 is left out of round 0")
 def test_a_client_that_lies_about_metrics_is_left_out(states, updates):
     server, clients = made(Gathers)
-    nodes = [["tensor", torch.zeros(3), False], ["tensor", torch.zeros(()), False]]
+    values = torch.zeros(3), torch.zeros(()), torch.zeros((), dtype=torch.float64)
+    nodes = [["tensor", value, False] for value in values]
     left = {"nodes": nodes, "changes": [], "metrics": [["sizes", updates, states]]}
     assert one_round(server, clients, lying(2, left)).dropped.keys() == {2}
     assert server.module.sizes.compute() == 12 + 9

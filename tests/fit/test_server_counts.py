@@ -3,12 +3,13 @@
 
 from dataclasses import replace
 
+import lightning as L
 import pytest
 import torch
 from support import fresh, reload
 
 import fl_lightning as fl
-from fl_lightning.algorithms import AFL, FA, FairFed, FairReg, FedAvg, FedFa, FedMGDAPlus, QFedAvg
+from fl_lightning.algorithms import AFL, FA, ClientRule, FairFed, FairReg, FedAvg, FedFa, FedMGDAPlus, QFedAvg
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.storage import kept
 from fl_lightning.data import AllClients, Selection, UniformSampler
@@ -337,3 +338,59 @@ def test_who_sends_no_loss_is_left_out_of_a_method_that_weighs_by_it():
     record = server.close_round(answered(server, loss=None))
     assert record.dropped == {2: "it sent no loss"}
     assert record.client_ids == (0, 1, 3)
+
+
+class Late(torch.nn.Module):
+    def __init__(self, frozen=2.0):
+        super().__init__()
+        self.frozen = frozen
+
+    def make(self):
+        torch.manual_seed(0)
+        self.trained, self.idle = torch.nn.Linear(2, 3), torch.nn.Linear(3, 4)
+        self.fixed = torch.nn.Parameter(torch.full((2,), self.frozen), requires_grad=False)
+
+
+class OfLate(L.LightningModule):
+    """Makes its parts late, and trains one of them."""
+
+    def __init__(self, frozen=2.0):
+        super().__init__()
+        self.net = Late(frozen)
+
+    def configure_model(self):
+        self.net.make()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net.trained.parameters(), lr=0.1)
+
+
+def test_a_server_is_made_of_what_its_module_trains():
+    server = made(FedAvg, OfLate())
+    server.open_round()
+    assert server.message(0).params.numel() == 9
+    assert server._frozen == made(FedAvg, OfLate())._frozen != made(FedAvg, OfLate(3.0))._frozen
+    server.finish()
+    assert all(p.untyped_storage().nbytes() == p.nbytes for p in server.module.parameters())
+
+
+class Refuses(ClientRule):
+    def check_module(self, module, layout):
+        raise ValueError(f"{type(module).__name__} has {layout.numel} parameters")
+
+
+def test_a_rule_refuses_a_server_s_module():
+    with pytest.raises(ValueError, match="Classifier has 156 parameters"):
+        made(client=Refuses())
+
+
+def test_buffers_of_a_server_are_those_that_were_asked_for():
+    found = {}
+    for buffers in ("mean", "largest"):
+        server = introduced(made(FedAvg, buffers=buffers))
+        answers = answered(server)
+        server.close_round(answers)
+        found[buffers] = server.module_state_dict()["net.1.running_mean"]
+        if buffers == "largest":
+            assert torch.equal(found[buffers], answers[3].buffers["net.1.running_mean"])
+    assert not torch.equal(found["mean"], found["largest"])

@@ -143,6 +143,43 @@ MUTATIONS = [
         "columns.part(value) if value.shape[-1] == columns.total else value",
         "value",
     ),
+    files(
+        "every process has the whole",
+        "row.cpu() if first else row[:0]",
+        "row.cpu()",
+        unseen="only the first gives it back: it takes memory",
+    ),
+    files("the second process has the whole", "self.columns.share == 0, *", "self.columns.share == 1, *"),
+    files(
+        "no rows have another type",
+        "torch.empty(0, self.columns.total, dtype=rows.dtype)",
+        "torch.empty(0, self.columns.total)",
+    ),
+    files(
+        "a checkpoint is marked where nothing lies in columns",
+        "_changed(state, names or (), lambda",
+        "_changed(state, names or list(state), lambda",
+    ),
+    files("columns of an earlier fit stay marked", "            return value.values\n", "            return value\n"),
+    files("what is missing is looked for", "        if head in result:\n", "        if True:\n"),
+    files(
+        "the given state changes",
+        "    result = dict(state)\n",
+        "    result: dict[str, Any] = state  # type: ignore[assignment]\n",
+    ),
+    files("lists hold nothing", "    if isinstance(value, list | tuple):\n", "    if False:\n"),
+    files(
+        "a tuple comes back as a list",
+        "return type(value)(_every(entry, change, kinds) for entry in value)",
+        "return [_every(entry, change, kinds) for entry in value]",
+    ),
+    files("everything lies in columns", "    return bool(found)\n", "    return True\n"),
+    files("nothing lies in columns", "    return bool(found)\n", "    return False\n"),
+    files(
+        "parts are written",
+        "whole: dict[str, Any] = _every(state, ColumnPart.whole, (ColumnPart,))",
+        "whole: dict[str, Any] = dict(state)",
+    ),
     ranked(
         "clients come back in another order",
         "self._outcomes.pop(self._turn)",

@@ -19,6 +19,11 @@ model = In(
     "fl_lightning/federation/served_model.py",
     f"{COUNTS} tests/federation/test_federated_server.py -k 'test_server_counts or guards or goes_on'",
 )
+served = In(
+    "fl_lightning/federation/served_model.py",
+    f"{COUNTS} tests/federation/test_federated_server.py tests/federation/test_module_state.py -m 'not slow' "
+    "-k 'made_of or refuses or asked_for or test_server_counts or clients_numbers or lists_and_metrics or may_miss'",
+)
 counting = In(
     "fl_lightning/federation/registered_clients.py", f"{COUNTS} tests/federation/test_door.py -k test_server_counts"
 )
@@ -132,6 +137,45 @@ MUTATIONS = [
         "",
         unseen="parameters and buffers are restored once more, and frozen parameters must agree",
     ),
+    served("a module that makes its parts late has none", "        module.configure_model()\n", ""),
+    served("all numbers have 32 bits", "dtype=_DTYPES[precision])", "dtype=None)"),
+    served(
+        "all parameters are trained",
+        "trained_names(self.module, configured_optimizers(self.module))",
+        "trained_names(self.module, [])",
+    ),
+    served(
+        "a module that the method cannot use is taken",
+        "        options.client_rule.check_module(self.module, self.binding.layout)\n",
+        "",
+    ),
+    served(
+        "buffers are always averaged",
+        "BufferBank(self.module, options.buffers, trained)",
+        'BufferBank(self.module, "mean", trained)',
+    ),
+    served(
+        "frozen parameters are none",
+        "frozen_digest(self.module, trained)",
+        "frozen_digest(self.module, [n for n, _ in self.module.named_parameters()])",
+    ),
+    served("what visits leave is not joined", "        self.home.merge(uploads, counted)\n", ""),
+    served(
+        "what visits leave is not sent on",
+        "        self.plain = self.home.plain()\n",
+        "",
+        unseen="a server looks what there is when it opens a round",
+    ),
+    served("metrics are lost in a restart", "self.home.plain(metrics=True)", "self.home.plain()"),
+    served("what visits have left is lost in a restart", '        self.home.load(state["module"])\n', ""),
+    served(
+        "what was loaded is not sent on",
+        "        self.plain = self.home.plain()\n\n    def release",
+        "\n    def release",
+        unseen="a server looks what there is when it opens a round",
+    ),
+    served("buffers are added to those of before", "        self.buffers.remember()\n", ""),
+    served("the finished module shares memory", "        self.binding.release()\n", ""),
     saved(
         "the method's state is lost in a restart",
         '(("algorithm", self._algorithm), ("client_rule", self._rule))',

@@ -30,53 +30,8 @@ client = In(
     "or same_process or says_nothing or (forgotten and MOON and True) or alike or nothing_stays or losses_are "
     "or (no_difference and Adam) or (values_are and Ditto) or reads_the_clock'",
 )
-away = In(
-    "fl_lightning/federation/module_state.py",
-    "tests/federation/test_module_state.py -k 'lists_and_metrics or gets_its or lies or evaluated or grows'",
-)
-changes = In("fl_lightning/federation/module_changes.py", away.tests)
-names = In("fl_lightning/federation/module_state.py", "tests/federation/test_module_state.py -k named_once")
-counts = In("fl_lightning/federation/module_changes.py", names.tests)
-values = In(
-    "fl_lightning/federation/plain_values.py",
-    "tests/federation/test_module_state.py -k 'bits or lies or said or leaves_nothing'",
-)
-
 MUTATIONS = [
     ranks("nothing is said of adapters of another rank", '".lora_" in', '".lora_A_" in'),
-    away(
-        "a client does not take what rounds have left",
-        "            kept.apply(change)\n        self._visit.begin()\n",
-        "            pass\n        self._visit.begin()\n",
-    ),
-    away("a client's module keeps what a visit left", "        self._outer.put_back()\n", "        pass\n"),
-    changes("what hooks make is not sent", "            if key in now:\n", "            if False:\n"),
-    changes("what metrics gather is not sent", "        if share.updates:\n", "        if False:\n"),
-    away("metrics are not saved", "found = state.metrics.values() if metrics else ()", "found = ()"),
-    changes("states of metrics may have any shape", "value.shape == default.shape and ", ""),
-    changes(
-        "changes are not tried",
-        "                kept.apply(change)\n            finally",
-        "                pass\n            finally",
-    ),
-    changes(
-        "the first that is too large stays", "    tasks.sort(key=lambda task: sum(map(_weight, task[1])))", "    pass"
-    ),
-    counts(
-        "what training gathers is sent without a word",
-        "            gathered[attribute] += 0 if count is None else count + writer.gathered - before\n",
-        "",
-    ),
-    names("what was said is said again", 'if f"{name}: {words}" not in self._said', "if True"),
-    away("what is too large grows on", "            self._forget(name)\n", ""),
-    values("a client may hide methods", "return not callable(found) and", "return"),
-    values("a client may hide parameters", "owner._parameters, ", ""),
-    values("a client may hide hooks", "parts = FRAMEWORK, owner", "parts = owner"),
-    values("later nodes are looked for", "not 0 <= place < len(self._made)", "False"),
-    values("what was not written leaves nodes", "            del self.nodes[before[0] :]\n", ""),
-    values(
-        "an object that has two names is written twice", "        if id(value) not in self._at:\n", "        if True:\n"
-    ),
     answers(
         "answers of other rounds are taken",
         "(answer.client_id, answer.round) != (client, self.round)",

@@ -6,8 +6,6 @@ from mutations.change import In
 rows = In("fl_lightning/core/storage/row_history.py", "tests/core/test_row_history.py")
 cache = In("fl_lightning/core/storage/gram_cache.py", "tests/core/test_row_history.py")
 by_client = In("fl_lightning/core/storage/per_client.py", "tests/core/test_per_client.py")
-declared = In("fl_lightning/core/storage/declared.py", "tests/core/test_kept.py")
-follows = In("fl_lightning/core/storage/kept.py", "tests/core/test_kept.py")
 PRIVATE = "tests/fit/test_damaged_files.py -k '{} or owner_only'"
 kept = In("fl_lightning/core/storage/kept_states.py", f"tests/core/test_kept_states.py {PRIVATE.format('kept_states')}")
 models = In(
@@ -185,26 +183,5 @@ MUTATIONS = [
     by_client("parameters and buffers are exchanged", 'Tensor, value["params"]', 'Tensor, value["buffers"]'),
     by_client("the checkpoint's tensor is kept", "value.detach().clone()", "value.detach()"),
     by_client("numbers come back as they are", "return kind(value)", "return value"),
-    declared("values are of the class", "held = vars(rule)", "held = self.__dict__"),
-    declared("a dictionary can be replaced", "        raise AttributeError(", "        print("),
-    declared("a value is not taken back", "None if happened else self.__set__(rule, before)", "None"),
     by_client("a round is taken back either way", "            if not happened:\n", "            if True:\n"),
-    declared("models in files count as memory", "0 if in_files else min(", "min("),
-    declared("the memory plan forgets the models of a round", "(held + extent.cohort)", "held"),
-    declared("the memory plan ignores the capacity", "named(rule, self._capacity) or extent.clients", "extent.clients"),
-    declared("models that were kept elsewhere are taken", 'if ("files" in state) != here:', "if False:"),
-    declared("a part counts as a model", "(named(rule, self._size) or extent.model)", "extent.model"),
-    declared("wide numbers count as narrow ones", "if self._wide else extent.dtype", "if False else extent.dtype"),
-    follows("a reset forgets nothing", "        vars(rule).pop(name, None)\n", "        pass\n"),
-    follows(
-        "what a state lacks stays",
-        "    reset(rule)\n    vars(rule).update(loaded)\n",
-        "    vars(rule).update(loaded)\n",
-    ),
-    follows("a copy takes the place of the rule", "other = copy(rule)", "other = rule"),
-    follows("everything is sent", "if sent is None or entry.sent == sent", "if True"),
-    follows("a client is sent what the server keeps for all", 'if entry.sent == "owner"]\n    return', "]\n    return"),
-    follows("the round of what a client keeps is lost", "value), when)", "value), 0)"),
-    follows("names are not checked", "if not given.keys() <= set(names):", "if False:"),
-    follows("base classes keep nothing", "reversed(type(rule).__mro__)", "[type(rule)]"),
 ]

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults in what the run of a server writes down, and in the app that is written for Flower."""
+
+from mutations.change import In
+
+RUN = "tests/federation/test_server_run.py"
+
+run = In("fl_lightning/federation/server_run.py", RUN)
+trainer = In("fl_lightning/federation/server_trainer.py", RUN)
+template = In(
+    "fl_lightning/federation/flower_template.py", "tests/federation/test_flower_template.py -k 'not lint and not runs'"
+)
+flower = In("fl_lightning/federation/flower/__init__.py", "tests/federation/test_flower_template.py -k missing_flower")
+
+MUTATIONS = [
+    flower("a missing Flower has no advice", "except ImportError as error:", "except KeyError as error:"),
+    run(
+        "the server begins anew beside its checkpoint",
+        '        self._server.load_state_dict(state["server"], f"the checkpoint {path}")\n',
+        "",
+    ),
+    run("callbacks begin anew", '                callback.load_state_dict(kept["state"])\n', "                pass\n"),
+    run("a callback gets what another has kept", 'if kept["name"] == type(callback).__name__:', "if True:"),
+    run("more callbacks than before are refused", "strict=False", "strict=True"),
+    run("callbacks are told that the run begins", "        self.trainer.ckpt_path = str(path)\n", ""),
+    run("what else was saved is not given back", 'return dict(state["extra"])', "return {}"),
+    run("what else is known is not saved", '"extra": dict(extra)}', '"extra": {}}'),
+    run("a checkpoint is none of Lightning", '"state_dict": server["state_dict"], ', ""),
+    run(
+        "a checkpoint does not say which Lightning wrote it",
+        '"pytorch-lightning_version": package',
+        '"lightning": package',
+    ),
+    run("callbacks are not saved", '"state": c.state_dict()}', '"state": {}}'),
+    run("callbacks are not set up", '        self.trainer.call("setup", "fit")\n', ""),
+    run("callbacks do not hear that a fit begins", '        self.trainer.call("on_fit_start")\n', ""),
+    run("callbacks do not hear that training begins", '        self.trainer.call("on_train_start")\n', ""),
+    run("memory is not planned before callbacks ask", "        self._server.begin()\n", ""),
+    run("callbacks do not see the round", "        self.trainer.last_round = record\n", ""),
+    run("callbacks do not hear that a round begins", '        self.trainer.call("on_train_epoch_start")\n', ""),
+    run("callbacks do not hear that a round ends", '        self.trainer.call("on_train_epoch_end")\n', ""),
+    run(
+        "a round is logged as the next one",
+        "round_metrics(record), record.round)",
+        "round_metrics(record), record.round + 1)",
+    ),
+    run("nothing is said of a round", "        rank_zero_info(self._line(record))\n", ""),
+    run("an evaluation of nobody is one", "        if found is None:\n            return None\n", ""),
+    run("good values are those that clients say", "record = self._report.oriented(found)", "record = found"),
+    run("an evaluation is logged a round late", "of_clients, round - 1)", "of_clients, round)"),
+    run("clients' values are not logged", "self._log(metrics | of_clients,", "self._log(metrics,"),
+    run("callbacks do not hear of evaluations", "        self.trainer.evaluated(record)\n", ""),
+    run("nothing is said of an evaluation", "        rank_zero_info(self._values(record, metrics))\n", ""),
+    run("no table is shown", "            self._report.print_table(record, self.trainer)\n", "            pass\n"),
+    run(
+        "a table is shown after every round",
+        'if stage == "test":\n            self._report',
+        "if True:\n            self._report",
+    ),
+    run("the module keeps the parameters in training", "words = self._server.finish()", "words = None"),
+    run("what the method says at its end is lost", "            rank_zero_info(words)\n", "            pass\n"),
+    run("callbacks do not hear that training is over", '        self.trainer.call("on_train_end")\n', ""),
+    run("callbacks do not hear that the fit is over", '        self.trainer.call("on_fit_end")\n', ""),
+    run("loggers do not hear that the fit is over", 'logger.finalize("success")', "pass"),
+    run("callbacks do not hear of an error", '        self.trainer.call("on_exception", error)\n', ""),
+    run("an error is a success", 'logger.finalize("failed")', 'logger.finalize("success")'),
+    run("steps are those of the round's begin", "(round + 1) * places - 1", "round * places"),
+    run("steps are those of the round's end and one more", "(round + 1) * places - 1", "(round + 1) * places"),
+    run("numbers have no round", ', "epoch": round}', "}"),
+    run("loggers keep numbers to themselves", "            logger.save()\n", ""),
+    run("rounds are said from 0", "{record.round + 1}/{self._rounds}", "{record.round}/{self._rounds}"),
+    run("a round that changed nothing is said like others", "if record.skipped is not None:", "if False:"),
+    run("who is left out is not named", 'f", without {out}" if out else ""', '""'),
+    run("all metrics are shown", "if self._metric in (None, name)]", "if True]"),
+    run("other metrics are shown", "if self._metric in (None, name)]", "if self._metric != name]"),
+    run(
+        "the angle is that of any metric",
+        "shown_angle(record, metrics, self._metric)",
+        "shown_angle(record, metrics, None)",
+    ),
+    run("a test is said to be an evaluation", '"test" if record.stage == "test" else "evaluation"', '"evaluation"'),
+    run("clients are in the order of their answers", "clients = sorted(rows)", "clients = list(rows)"),
+    run(
+        "metrics are those of the first client",
+        "for client in clients for name in rows[client].values))",
+        "for client in clients[:1] for name in rows[client].values))",
+    ),
+    run(
+        "clients without a value are left out of it",
+        ".values.get(name, one).double() for c in clients])",
+        ".values[name].double() for c in clients if name in rows[c].values])",
+    ),
+    run("a value that is missing is 0", "torch.tensor([nan], dtype", "torch.tensor([0.0], dtype"),
+    run("why a value is undefined is lost", "if reasons}", "if not reasons}"),
+    run(
+        "metrics that all clients have have reasons, too",
+        "undefined = {name: reasons for name, reasons in undefined.items() if reasons}\n",
+        "pass\n",
+    ),
+    run("the last client says which values are good", "votes[name][mode] += 1", "votes[name] = Counter([mode])"),
+    run("the few say which values are good", "said.most_common(1)[0][0]", "said.most_common()[-1][0]"),
+    run(
+        "sizes are in the order of the answers",
+        "torch.cat([rows[client].sizes for client in clients])",
+        "torch.cat([found.sizes for found in rows.values()])",
+    ),
+    run(
+        "names are those of the first clients",
+        "tuple(names[client] for client in clients)",
+        "tuple(names[: len(clients)])",
+    ),
+    trainer("any callback is taken", "if not isinstance(callback, KNOWN):", "if False:"),
+    trainer(
+        "the first callback alone is looked at",
+        "for callback in callbacks:\n            if not",
+        "for callback in callbacks[:1]:\n            if not",
+    ),
+    trainer(
+        "hooks of the last callback alone are called",
+        "for callback in self.callbacks:",
+        "for callback in self.callbacks[-1:]:",
+    ),
+    trainer("hooks do not say what they are called with", "(self, self.model, *args)", "(self, self.model)"),
+    trainer("an evaluation is not kept", "        self.last_evaluation = record\n", ""),
+    trainer("a test is a validation", 'if record.stage == "val":', "if True:"),
+    trainer("a validation is a test", 'if record.stage == "val":', "if False:"),
+    trainer("a validation is a test, too", "            return\n", "            pass\n"),
+    trainer("a test is part of the fit", "        self.state.fn = TrainerFn.TESTING\n", ""),
+    trainer(
+        "the fit never goes on after a test",
+        '        self.call("on_test_end")\n        self.state.fn = TrainerFn.FITTING\n',
+        '        self.call("on_test_end")\n',
+    ),
+    trainer("tables are not printed", "        rank_zero_info(text)\n", "        pass\n"),
+    trainer("the round is the one before", "return self._server.round\n", "return self._server.round - 1\n"),
+    trainer("the folder is the one above that of the run", "logger.log_dir or logger.save_dir", "logger.save_dir"),
+    trainer("the folder is that of the run alone", "logger.log_dir or logger.save_dir", "logger.log_dir"),
+    trainer("a learning rate that nobody knows is one", "[] if rate is None else [Simple", "[Simple"),
+    trainer(
+        "all sizes are in the order of the answers",
+        "self.sizes = tuple(server.client_names), server.client_sizes",
+        "self.sizes = tuple(server.client_names), server.client_sizes.sort()[0]",
+    ),
+    trainer(
+        "rounds are those that are left",
+        "self.max_epochs, self.default_root_dir = rounds,",
+        "self.max_epochs, self.default_root_dir = rounds - server.round - 1,",
+    ),
+    template("any name is taken", "if not _NAME.fullmatch(name):", "if False:"),
+    template("names are looked at from their beginning alone", "_NAME.fullmatch(name)", "_NAME.match(name)"),
+    template("a name may begin with a digit", "[A-Za-z][A-Za-z0-9-]", "[A-Za-z0-9][A-Za-z0-9-]"),
+    template("names of 33 letters are taken", "{0,31}", "{0,32}"),
+    template("the folder is written with dots and all", "folder.resolve().name", "folder.name"),
+    template("what is in the folder is written over", "or any(folder.iterdir()))", "or False)"),
+    template("a file is written over", "(not folder.is_dir() or any(folder.iterdir()))", "any(folder.iterdir())"),
+    template("an empty folder is refused", "exist_ok=True", "exist_ok=False"),
+    template("folders above are not made", "parents=True, ", ""),
+    template("files keep the end of their templates", "folder / source.stem", "folder / source.name"),
+    template("the app has no name of its own", '.replace("APP_NAME", name)', ""),
+    template("the app's name is its path", '"APP_NAME", name)', '"APP_NAME", str(folder))'),
+    template(
+        "one file is not written", "sorted(SOURCES.glob", "sorted(SOURCES.glob('*.txt'))[1:] or sorted(SOURCES.glob"
+    ),
+    template("several folders are taken", "if len(arguments) != 1 or", "if not arguments or"),
+    template("an option is a folder", ' or arguments[0].startswith("-"):', ":"),
+    template("help is an error", "return 0 if asked else 2", "return 2"),
+    template("help goes where errors go", "(sys.stdout if asked else sys.stderr)", "sys.stderr"),
+    template("errors of the disk are raised", "except (OSError, ValueError)", "except ValueError"),
+    template("names that Flower does not take raise", "except (OSError, ValueError)", "except OSError"),
+    template("a failure is a success", "        return 1\n", "        return 0\n"),
+    template("what was written is not said", '"".join(f"{path}\\n" for path in written)', '""'),
+]

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults in what a client elsewhere does for one message."""
+
+from mutations.change import In
+
+FOLDER = "tests/federation"
+CLIENT, SERVER, SCHEDULES, STATE, VISIT = (
+    f"{FOLDER}/test_{name}.py"
+    for name in ("federated_client", "federated_server", "client_schedules", "module_state", "client_visit")
+)
+QUICK = (
+    "-m 'not slow' -k 'client_visit or (no_difference and (Adam or global or manual or path)) "
+    "or (bits_of_a_fit and (MOON or SCAFFOLD or Epochs or Glue)) or (forgotten and MOON and True) or Ditto or no_sense "
+    "or sense_are or by_hand or cannot_know or with_all or begins_at or ends_with or losses_are or alike or evaluated "
+    "or privacy_does or lists_and or says_nothing or failed_visit or stays_at or reads_the_clock or of_one_client "
+    "or steps_itself or named_once'"
+)
+
+visit = In("fl_lightning/federation/client_visit.py", f"{VISIT} {CLIENT} {SCHEDULES} {SERVER} {STATE} {QUICK}")
+messages = In("fl_lightning/federation/messages.py", f"{VISIT} {CLIENT} {SCHEDULES} {SERVER} {STATE} {QUICK}")
+
+MUTATIONS = [
+    visit(
+        "a visit begins at the first round",
+        "        self._loop.progress.begin_at(self._message.round)\n",
+        "        self._loop.progress.begin_at(0)\n",
+    ),
+    visit(
+        "an evaluation knows no trained parameters",
+        'trainer.optimizers if self._work in ("train", "loss") else configured_optimizers(module)',
+        "trainer.optimizers",
+    ),
+    visit("data of the last visit stay", "        self._loop.forget_data()\n", ""),
+    visit(
+        "a client's own data are those of client 0",
+        "                dataloader = dataloader.numbered_from(client)\n",
+        "                pass\n",
+    ),
+    visit(
+        "an evaluation is of the module's own parameters",
+        "        self._take_message(self._binding, buffers, self._num_clients or len(dataloader))\n",
+        "",
+    ),
+    visit(
+        "an evaluation is without what rounds have left",
+        "        self._module.take()\n        limit",
+        "        limit",
+    ),
+    visit(
+        "a test ends where a validation does",
+        'self.limits[f"limit_{self._work}_batches"]',
+        'self.limits["limit_val_batches"]',
+    ),
+    visit(
+        "a validation ends where training does",
+        'self.limits[f"limit_{self._work}_batches"]',
+        'self.limits["limit_train_batches"]',
+    ),
+    visit("the evaluator goes on", "        self._evaluator.stop()\n", ""),
+    visit("parameters stay bound", "            self._binding.release()\n", "            pass\n"),
+    visit("the trainer's limits are not given back", "        self.give_limits_back(self._trainer)\n", ""),
+    visit(
+        "the client rule adds nothing to the loss",
+        "return self.side.runner.hooks.training_step(super().training_step, *args, **kwargs)",
+        "return super().training_step(*args, **kwargs)",
+    ),
+    visit(
+        "the client rule corrects no gradients",
+        "        closure = self.side.runner.hooks.corrected(closure, self.precision_plugin)\n",
+        "",
+    ),
+    visit("parameters are not compared", "        message.check_params(theta)\n", ""),
+    visit("the module's own parameters are trained", "        theta.copy_(message.params)\n", ""),
+    visit("the module's own buffers are trained", "            buffers.put(message.buffers)\n", "            pass\n"),
+    visit("what the method sends is not taken", "        give(message, rule, client)\n", ""),
+    visit(
+        "what the client kept is not taken",
+        'if self._before is not None and self._before["rule"]:',
+        "if False:",
+    ),
+    visit(
+        "the rule does not know how many rounds there are",
+        "theta.dtype, rounds=message.rounds))",
+        "theta.dtype))",
+    ),
+    visit(
+        "full gradients count as visits of many steps",
+        "batches.plan(options.needs.full_gradients)",
+        "batches.plan(False)",
+    ),
+    visit(
+        "optimizers begin anew",
+        'if self._before is not None and self._before["optimizers"]:',
+        "if False:",
+    ),
+    visit(
+        "schedulers that step within visits step alone",
+        "        check_visit_schedulers(trainer, self._knows_clock, message.round * side.schedules.steps)\n",
+        "",
+    ),
+    visit("schedules are those of the first round", "            loop.pass_rounds(message.round)\n", ""),
+    visit("schedules pass a round too many", "loop.pass_rounds(message.round)", "loop.pass_rounds(message.round + 1)"),
+    visit("a round does not begin for schedules", "            side.schedules.begin_round()\n", ""),
+    visit(
+        "the clock is that of the client's own data", "        clock.plan = plan or own\n", "        clock.plan = own\n"
+    ),
+    visit(
+        "who knows all data does not know the clock",
+        "clock, plan is not None\n",
+        "clock, not has_all and plan is not None\n",
+    ),
+    visit("nobody asks for rounds", 'lacking += ["rounds"] if self._message.rounds is None else []', "lacking += []"),
+    visit("nobody asks for the steps of a round", '[] if self._knows_clock else ["steps_per_round"]', "[]"),
+    visit("a client without data trains", "        if size == 0:\n", "        if False:\n"),
+    visit("a loss is measured after training", 'trains = self._work == "train"', "trains = True"),
+    visit(
+        "a client draws what it drew in the first round",
+        "ClientTask(client, 0, index, size, loaders.num_batches(client))",
+        "ClientTask(client, 0, 0, size, loaders.num_batches(client))",
+    ),
+    visit(
+        "schedulers may be stepped by hand",
+        "        refuse_steps_by_hand(self._trainer, self._upload.pace.by_hand)\n",
+        "",
+    ),
+    visit(
+        "schedules do not hear of the visit",
+        "        self.side.schedules.arrived(self._client_id, self._upload.pace)\n",
+        "",
+    ),
+    visit("the visit counts for no schedule", "        side.schedules.count(counted)\n", ""),
+    visit("what the visit left is not merged", "        side.merge(uploads, counted)\n", ""),
+    visit(
+        "a loss is one of the first round",
+        "side.losses_at(self._message.round,",
+        "side.losses_at(0,",
+    ),
+    visit(
+        "schedules stay at the beginning of the round", "        self.side.schedules.close_round()\n", "        pass\n"
+    ),
+    visit("one message trains all rounds", "        self._trainer.should_stop = True", "        pass"),
+    visit("an answer is one of the next round", "answer_of(upload, index,", "answer_of(upload, index + 1,"),
+    visit(
+        "buffers of before the visit are sent", "side.buffers.values_in(upload.buffers)", "side.buffers.global_values()"
+    ),
+    visit(
+        "a client that keeps nothing new forgets what it had",
+        "if not upload.report.kept and self._before is not None:",
+        "if False:",
+    ),
+    visit(
+        "optimizers are not kept",
+        '"optimizers": side.runner.optimizers.take_aside(self._client_id)}',
+        '"optimizers": {}}',
+    ),
+    visit(
+        "what privacy withholds is sent",
+        "self._module.left(self._options.client_rule.withholds)",
+        "self._module.left()",
+    ),
+    visit(
+        "what the visit left is not sent",
+        "self.sent = altered(self.sent, left=self._module.left(self._options.client_rule.withholds))",
+        "self._module.left()",
+    ),
+    visit("training begins without what rounds have left", "        self._fit.take_module()\n", ""),
+    messages("losses are lost", "upload.size, upload.loss,\n", "upload.size, None,\n"),
+    messages(
+        "the training loss is that of the round's begin",
+        "None if upload.train_loss is None else float(upload.train_loss)",
+        "upload.loss",
+    ),
+    messages("learning rates are lost", "upload.client_lr,\n", "None,\n"),
+    messages("companions are lost", "_on_cpu(upload.report.companions)", "{}"),
+    messages("extras are lost", "_on_cpu(upload.report.extras)", "{}"),
+    messages("steps are lost", "upload.pace.steps,\n", "0,\n"),
+    messages("votes on memory banks are lost", "dict(upload.buffers.votes),\n", "{},\n"),
+    messages("what rounds have left is not sent", "rounds, module or {})", "rounds, {})"),
+    messages("what is sent to all is lost", 'kept.state(rule, "all"), kept', "{}, kept"),
+    messages(
+        "what a client cannot take has no words",
+        "except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:",
+        "except KeyError as error:",
+    ),
+    messages(
+        "what the server sends to one is not taken",
+        "        kept.take_own(rule, client_id, message.client_state)\n",
+        "",
+    ),
+    messages("what the server sends to all is not taken", "        kept.take(rule, message.broadcast)\n", ""),
+    messages("another length of rounds is taken", "if has_all and given not in (None, own.steps):", "if False:"),
+    messages("who has all data asks for the length of rounds", "return own if has_all else None", "return None"),
+    messages("full gradients take the steps of the message's visit", "    if full_gradients:\n", "    if False:\n"),
+    messages("accumulation is forgotten", "batches = given * own.window", "batches = given"),
+    messages("an epoch is as long as a visit", "-(-batches // local_epochs)", "batches"),
+    messages("epochs are rounded down", "-(-batches // local_epochs)", "batches // local_epochs"),
+]
