@@ -15,6 +15,7 @@ from torch import Tensor
 from fl_lightning.arguments import Bounds, check, shown
 from fl_lightning.ops.slices import slice_columns
 
+_LARGEST = 2**63 - 1  # that an op takes
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -100,7 +101,8 @@ def node_of_tree(columns: int, total_columns: int | None) -> None:
 
 def integer(name: str, value: int | None, optional: bool = False, least: int = 0, most: float = inf) -> None:
     """Requires an integer within bounds, or None if it is optional."""
-    if (value is None and optional) or (type(value) is int and least <= value <= most) or torch.compiler.is_compiling():
+    plain = type(value) is int and least <= value <= min(most, _LARGEST)
+    if plain or (value is None and optional) or torch.compiler.is_compiling():
         return
     check(name, value, int | None if optional else int, Bounds(least, most))
 

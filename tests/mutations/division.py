@@ -140,13 +140,11 @@ MUTATIONS = [
         "return self._ranks is not None and self._loader.share is not None",
         "return self._loader.share is not None",
     ),
+    evaluations("divided steps are watched", "if self._ranks is None or self.is_divided:", "if self._ranks is None:"),
     evaluations(
-        "divided steps are watched", "if self._ranks is None or self.is_divided else", "if self._ranks is None else"
+        "steps of one process are watched", "if self._ranks is None or self.is_divided:", "if self.is_divided:"
     ),
-    evaluations(
-        "steps of one process are watched", "if self._ranks is None or self.is_divided else", "if self.is_divided else"
-    ),
-    evaluations("nobody watches", "else self._watch.watching()", "else nullcontext()"),
+    evaluations("nobody watches", "if self._ranks is None or self.is_divided:", "if True:"),
     evaluations(
         "what cannot be joined is",
         "        if reason is not None:\n            raise RankError",
@@ -179,7 +177,9 @@ MUTATIONS = [
     evaluations("lists that grow are divided", "if parts.passed_on or parts.grown:", "if parts.passed_on:"),
     evaluations("what modules remember is divided", "if self._notices.memory.names or parts", "if parts"),
     evaluations("metrics with a past are divided", " or parts.adds_to_older_metrics:", ":"),
-    evaluations("loggers that steps write to do not count", "        if self._watch.touched:\n", "        if False:\n"),
+    evaluations(
+        "loggers that steps write to do not count", "        if self._touches_loggers:\n", "        if False:\n"
+    ),
     evaluations("values of batches are divided", "        if values.logs_steps:\n", "        if False:\n"),
     evaluations(
         "callbacks that look at batches do not count",
@@ -238,8 +238,12 @@ MUTATIONS = [
         "self._notices.divisible.get(self._stage)",
         "next(iter(self._notices.divisible.values()), None)",
     ),
-    evaluations("one step forgets the one before", "self.touched |= watched.touched", "self.touched = watched.touched"),
-    evaluations("loggers stay watched", "            trainer.loggers = loggers\n", "            pass\n"),
+    evaluations(
+        "one step forgets the one before",
+        "self._touches_loggers |= watched.touched",
+        "self._touches_loggers = watched.touched",
+    ),
+    evaluations("loggers stay watched", "            self._trainer.loggers = loggers\n", "            pass\n"),
     evaluations(
         "a logger that is taken by its place is not seen",
         "        self.touched = True\n        return super().__getitem__",

@@ -11,7 +11,7 @@ from support import fresh
 
 from fl_lightning.core.errors import RankError
 from fl_lightning.fit.evaluation import on_ranks
-from fl_lightning.fit.evaluation.on_ranks import Division, LoggerWatch, batch_callback
+from fl_lightning.fit.evaluation.on_ranks import Division, batch_callback
 
 
 class Says:
@@ -184,24 +184,17 @@ def test_what_cannot_be_joined_any_more_is_an_error():
         division.of_all({}, parts(passed_on=["a"]), VALUES)
 
 
-def test_loggers_are_watched_around_a_step_alone():
-    trainer = SimpleNamespace(loggers=["one", "two"])
-    given, watch = trainer.loggers, LoggerWatch(trainer)
-    with watch.watching():
-        assert len(trainer.loggers) == 2
-    assert not watch.touched, "nobody has taken one"
-    with watch.watching():
-        assert trainer.loggers[1] == "two"
-    assert watch.touched
-    assert trainer.loggers is given
-    with watch.watching():
-        pass
-    assert watch.touched, "it stays"
-    again = LoggerWatch(trainer)
-    with again.watching():
-        assert next(iter(trainer.loggers)) == "one"
-    assert again.touched
-    assert trainer.loggers is given
+@pytest.mark.parametrize("look", [lambda loggers: loggers[0], lambda loggers: next(iter(loggers))])
+def test_loggers_are_watched_around_a_step_alone(look):
+    division = made(Says(None))
+    trainer = division._trainer
+    given, touched = trainer.loggers, []
+    for step in (len, look, len):
+        with division.watching():
+            step(trainer.loggers)
+        assert trainer.loggers is given
+        touched.append(division._touches_loggers)
+    assert touched == [False, True, True], "nobody has taken one; then somebody has, and it stays"
 
 
 @pytest.mark.parametrize(("ranks", "share"), [(None, None), (Says(None), [1])])
