@@ -120,7 +120,8 @@ class Divisions:
         found = self.comparison()
         if found is None:
             return ""
-        missing = [str(run) for run in self.runs() if run not in self.results]
+        results = self.results
+        missing = [str(run) for run in self.runs() if run not in results]
         parts = [
             f"# {self.suite.title}: {DIVISIONS} divisions",
             f"`python -m benchmarks.leaderboard divisions {self.suite.name} --data-root DIR`",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from fl_lightning.arguments import TEXT, checked
@@ -52,8 +53,11 @@ def _built(cls: Any, found: Any) -> Any:
     keys = sorted(found) if isinstance(found, Mapping) else found
     if keys != sorted(names):
         raise ValueError(f"{cls.__name__} must be an object with the keys {sorted(names)}, found {keys}")
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     return cls(**{name: _nested(hints[name], found[name]) for name in names})
+
+
+_hints = cache(get_type_hints)
 
 
 def _nested(annotation: Any, value: Any) -> Any:

@@ -30,25 +30,35 @@ def lap(seconds=0.2, norm=1.0, accuracy=0.5, steps=TINY.steps, ranks=1, sent=0.0
     return Lap(seconds, norm, accuracy, steps, [rank] * ranks)
 
 
-def test_sides_take_turns_on_one_process_and_on_two():
-    fedavg, _, evaluated, *_ = races(TINY, [1, 2], "cpu", None)
-    entries = [*evaluated.entries, next(e for e in fedavg.entries if (e.package, e.ranks) == (BARE, 2))]
-    one, two, bare = (entry.side.name for entry in entries)
-    dropped = []
-    [turn] = turns([e.side for e in entries], "tiny", 1, 1, dict.fromkeys((one, two, bare), 1), dropped)
+def one_turn(entries):
+    """What each side found in one turn, in the order of the entries."""
+    names, dropped = [entry.side.name for entry in entries], []
+    [turn] = turns([e.side for e in entries], "tiny", 1, 1, dict.fromkeys(names, 1), dropped)
     assert dropped == []
-    assert {found.steps for found in turn.values()} == {TINY.steps}
-    assert (turn[one].norm, turn[one].accuracy) == (turn[two].norm, turn[two].accuracy)
-    assert turn[bare].norm != turn[one].norm
-    assert {"training", "server step", "evaluation"} == set(turn[one].ranks[0]["parts"])
-    assert {"training", "exchange", "replay", "server step", "evaluation"} == {
-        name for rank in turn[two].ranks for name in rank["parts"]
-    }
+    assert len({found.steps for found in turn.values()}) == 1
     for found in turn.values():
         for rank in found.ranks:
             assert 0 < sum(seconds for seconds, _ in rank["parts"].values()) <= rank["seconds"] <= found.seconds
-    assert [rank["sent"] for rank in turn[bare].ranks] == [all_reduce_bytes(PARAMETERS, 2)] * 2
-    assert sum(rank["sent"] for rank in turn[two].ranks) > 2 * column_bytes(TINY.per_round, PARAMETERS, 2)
+    return [turn[name] for name in names]
+
+
+def test_sides_take_turns_on_one_process_and_on_two():
+    one, two = one_turn(races(TINY, [1, 2], "cpu", None)[2].entries)
+    assert one.steps == TINY.steps
+    assert (one.norm, one.accuracy) == (two.norm, two.accuracy)
+    assert {"training", "server step", "evaluation"} == set(one.ranks[0]["parts"])
+    assert {"training", "exchange", "replay", "server step", "evaluation"} == {
+        name for rank in two.ranks for name in rank["parts"]
+    }
+    assert sum(rank["sent"] for rank in two.ranks) > 2 * column_bytes(TINY.per_round, PARAMETERS, 2)
+
+
+@pytest.mark.slow
+def test_bare_processes_exchange_gradients():
+    fedavg = races(TINY, [1, 2], "cpu", None)[0]
+    one, bare = one_turn([fedavg.entries[0], next(e for e in fedavg.entries if (e.package, e.ranks) == (BARE, 2))])
+    assert bare.norm != one.norm
+    assert [rank["sent"] for rank in bare.ranks] == [all_reduce_bytes(PARAMETERS, 2)] * 2
 
 
 @pytest.mark.slow
@@ -56,15 +66,10 @@ def test_clients_that_differ_in_size_bound_a_round():
     sizes = uneven_sizes(TINY)
     assert 0.9 * TINY.clients * TINY.samples < sum(sizes) <= TINY.clients * TINY.samples
     assert max(sizes) > 2 * min(sizes) > 0
-    [race] = (race for race in races(TINY, [1, 2], "cpu", None) if race.name == "uneven")
-    dropped = []
-    names = [entry.side.name for entry in race.entries]
-    [turn] = turns([e.side for e in race.entries], "tiny", 1, 1, dict.fromkeys(names, 1), dropped)
-    assert dropped == []
-    assert turn[names[0]].least == 1.0
-    assert 0.5 <= turn[names[1]].least < 1.0
-    assert turn[names[0]].norm == turn[names[1]].norm
-    assert turn[names[0]].steps == turn[names[1]].steps
+    one, two = one_turn(races(TINY, [1, 2], "cpu", None)[3].entries)
+    assert one.least == 1.0
+    assert 0.5 <= two.least < 1.0
+    assert one.norm == two.norm
 
 
 def test_bytes_of_every_exchange():

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import sanitizers
 
-CALLS = 700  # in each instruction set
+CALLS = 400  # in each instruction set
 
 
 @pytest.fixture(scope="module")
