@@ -106,6 +106,7 @@ def test_models_in_files(tmp_path):
     second = files.state_dict()
     files.keep(0, snapshot(6), when=6)
     assert names(tmp_path) == ["0:2", "0:3", "0:6", "5:3"]
+    assert torch.equal(files.get(0).params, snapshot(6).params)
     files.state_dict()  # the first is no longer among the last two
     assert names(tmp_path) == ["0:3", "0:6", "5:3"]
     restored = ClientFiles(tmp_path)

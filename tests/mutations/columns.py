@@ -120,8 +120,10 @@ MUTATIONS = [
     state("visits begin without their state", "        visiting.begin_fit(federation)\n", ""),
     state(
         "visits begin before their state",
-        "        for client, values in mine.items():\n",
-        "        visiting.begin_fit(federation)\n        for client, values in mine.items():\n",
+        "        for client, values in mine.items():\n            kept.take_own(visiting, client, values)\n"
+        "        visiting.begin_fit(federation)\n",
+        "        visiting.begin_fit(federation)\n"
+        "        for client, values in mine.items():\n            kept.take_own(visiting, client, values)\n",
     ),
     state("everything lies in columns", "return name in kept.columns(self.server)", "return True"),
     state("nothing lies in columns", "return name in kept.columns(self.server)", "return False"),
