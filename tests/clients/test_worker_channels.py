@@ -52,8 +52,14 @@ def count_places(index, channel, queue):
 @pytest.mark.timeout(60)
 @FORKS[0]
 @FORKS[1]
-def test_more_places_than_the_queue_holds():
-    pool, places = WorkerPool(1), list(range(30_000))
+def test_more_places_than_the_queue_holds(monkeypatch):
+    pool, places, write, sizes = WorkerPool(1), list(range(30_000)), os.write, []
+
+    def counted(file, content):
+        sizes.append(len(content) % 4)
+        return write(file, content)
+
+    monkeypatch.setattr(os, "write", counted)
     try:
         for _ in range(2):
             pool.start(count_places, places)
@@ -62,5 +68,6 @@ def test_more_places_than_the_queue_holds():
             while pool.busy:
                 heard += [message for _, message in pool.messages()]
             assert heard[-2] == places
+        assert not any(sizes), "a part of a place"
     finally:
         pool.stop()
