@@ -107,8 +107,8 @@ __device__ inline unsigned small_part(unsigned word, float factor) {
   return __float_as_uint(fmaf(x, factor * (1.0f + 0x1p-11f), -(t * (factor * (1.0f + 0x1p-11f + 0x1p-23f))))) + 0x1000u;
 }
 
-// A thread's part of its warpgroup's rows: words of two rows, 8 apart, as wgmma wants them. In place of rows that are not
-// there it takes others; their products are never looked at.
+// A thread's part of its warpgroup's rows: words of two rows, 8 apart, as wgmma wants them. In place of rows that are
+// not there it takes others; their products are never looked at.
 struct OwnRows {
   int places[4], apart;  // of the first row's words in a span, in each fourth column; the second row's are so far on
 
