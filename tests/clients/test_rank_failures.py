@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 
@@ -14,6 +15,7 @@ import rank_session
 from rank_runs import command, differences, finished, folder_of, results, started
 
 import fl_lightning as fl
+from fl_lightning.lightning import rank_processes
 
 TROUBLE = rank_runs.SESSION.with_name("rank_trouble.py")
 ROUNDS = 4
@@ -108,6 +110,13 @@ def test_a_rank_that_hangs_ends_all_within_the_timeout(tmp_path, torchrun):
     said = session(tmp_path, 2, "hang", torchrun=torchrun, fails=True)
     assert re.search(r"RankError: rank 0 of 2 waits for rank 1, which has not answered for 0:00:05 \(timeout", said)
     assert time.monotonic() - began < 100  # torchrun waits for 30 s before it kills
+
+
+def test_a_process_that_does_not_end_is_killed_after_a_grace(monkeypatch):
+    monkeypatch.setattr(rank_processes, "_GRACE", 0.5)
+    ends, hangs = (subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({t})"]) for t in (0, 1000))
+    rank_processes._end([hangs, ends])
+    assert (hangs.returncode, ends.returncode in (0, -signal.SIGKILL)) == (-signal.SIGKILL, True)
 
 
 def test_one_rank_stops_all(tmp_path):

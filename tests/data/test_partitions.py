@@ -4,7 +4,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fl_lightning.data import (
@@ -69,6 +69,7 @@ def test_dirichlet_uses_every_sample_and_honours_min_size(labels, clients, alpha
 
 @given(st.integers(1, 12), st.floats(1e-3, 1e2), SEEDS)
 @settings(max_examples=40, deadline=None)
+@example(2, 10.0, 1)  # one has just half of the samples before the last class
 def test_capped_dirichlet_gives_nothing_more_to_those_who_have_their_part(clients, alpha, seed):
     labels = labels_10(500)
     held = label_counts(labels, dirichlet(labels, clients, alpha, seed, min_size=0, capped=True))

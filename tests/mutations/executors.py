@@ -18,7 +18,9 @@ process = In(
     "fl_lightning/clients/workers/process.py",
     f"tests/clients/test_parallel_processes.py {WORKERS} -k 'processes or outlive or interrupted'",
 )
-packed = In("fl_lightning/core/tensor_bytes.py", "tests/core/test_tensor_bytes.py")
+packed = In(
+    "fl_lightning/core/tensor_bytes.py", "tests/core/test_tensor_bytes.py tests/clients/test_worker_channels.py"
+)
 executor = In(
     "fl_lightning/clients/workers/runner.py",
     "tests/clients/test_aligned_rows.py tests/clients/test_parallel.py -k boundaries",
@@ -33,7 +35,7 @@ banks = In("fl_lightning/clients/memory_banks.py", "tests/clients/test_memory_ba
 FAILURES = "tests/clients/test_rank_failures.py"
 ranked = In("fl_lightning/clients/ranks/ranked_runner.py", f"{FAILURES} -k 'between and script'")
 compared = In("fl_lightning/fit/fit.py", f"{FAILURES} -k 'state and script'")
-processes = In("fl_lightning/lightning/rank_processes.py", f"{FAILURES} -k 'hangs and script'")
+processes = In("fl_lightning/lightning/rank_processes.py", f"{FAILURES} -k does_not_end")
 
 MUTATIONS = [
     ranked(
