@@ -92,6 +92,39 @@ def test_degenerate_cohorts():
     assert rule.report.weights.shape == (3,)
 
 
+class Drawn(aggregation.Weighting):
+    """Weighs at random, and remembers what it saw and gave."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.given = [], []
+
+    def forward(self, gram):
+        self.seen.append(gram)
+        self.given.append(torch.rand(len(gram), dtype=gram.dtype))
+        return self.given[-1]
+
+
+def test_what_a_weighting_sees_and_draws_and_what_it_comes_to():
+    still = random_rows(3, 0)
+    still[:, : SIZES[0]] = 0
+
+    def weighed(seed, when):
+        rule = TorchJD(Drawn(), "tensor", seed)
+        rule.aggregate(make_cohort(still, when=when))
+        return rule
+
+    rule = weighed(0, 0)
+    assert rule.layers == "tensor"
+    assert [float(gram.diagonal().mean()) for gram in rule.weighting.seen] == pytest.approx([1.0] * (len(SIZES) - 1))
+    drawn = torch.stack(rule.weighting.given)
+    coeff = torch.cat((torch.full((1, 3), 1 / 3, dtype=torch.float64), drawn))  # alike where nobody moved
+    torch.testing.assert_close(rule.report.weights, torch.tensor(SIZES).double() @ coeff / COLUMNS)
+    assert torch.equal(torch.stack(weighed(0, 0).weighting.given), drawn)
+    for seed, when in ((1, 0), (0, 1)):
+        assert not torch.equal(torch.stack(weighed(seed, when).weighting.given), drawn)
+
+
 def test_refusals():
     with pytest.raises(TypeError, match=r"must be a TorchJD weighting .* found UPGrad"):
         TorchJD(aggregation.UPGrad(projector=DualCone()))

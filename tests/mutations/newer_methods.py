@@ -8,6 +8,7 @@ PERSONAL = "tests/algorithms/test_personal_layers.py"
 LIES = "tests/fit/test_server_counts.py -k no_client_can"
 
 adafed = In("fl_lightning/algorithms/adafed.py", "tests/algorithms/test_adafed.py")
+torchjd = In("fl_lightning/algorithms/torchjd.py", "tests/algorithms/test_torchjd.py", needs="torchjd")
 upgrad = In("fl_lightning/algorithms/upgrad.py", "tests/algorithms/test_upgrad.py")
 fedlf = In("fl_lightning/algorithms/fedlf.py", "tests/algorithms/test_fedlf.py tests/algorithms/test_gram_forms.py")
 layers = In("fl_lightning/algorithms/_shared/personal_layers.py", PERSONAL)
@@ -29,6 +30,26 @@ smallest = In("fl_lightning/algorithms/fedpw.py", "tests/algorithms/test_fedpw.p
 shares = In("fl_lightning/algorithms/fedpw.py", "tests/algorithms/test_column_shares.py -k FedPW")
 
 MUTATIONS = [
+    torchjd("other losses are read, too", 'reads = "gram"', 'reads = "sums"'),
+    torchjd("aggregators are taken", "if not isinstance(weighting, aggregation.Weighting):", "if False:"),
+    torchjd("state is kept by row", 'if hasattr(weighting, "reset"):', "if False:"),
+    torchjd("all layers are one", "self.layers = layers", 'self.layers = "model"'),
+    torchjd("rows may be infinite", ".isfinite().all(0), cohort", ".isnan().logical_not().all(0), cohort"),
+    torchjd("every round draws the same", '"weighting", cohort.round)', '"weighting", 0)'),
+    torchjd("the seed is not used", "derive_seed(self.seed,", "derive_seed(0,"),
+    torchjd("layers are not scaled", "self._weigh(matrix / size,", "self._weigh(matrix,"),
+    torchjd("scaled by the largest row", "matrix.diagonal().mean()", "matrix.diagonal().max()"),
+    torchjd("layers at rest are weighed", "if size > 0:", "if True:"),
+    torchjd("layers at rest have weights of 1", "1.0 / len(cohort)", "1.0"),
+    torchjd("layers weigh alike in the report", "shares @ coeff / shares.sum()", "coeff.mean(0)"),
+    torchjd("any weights are taken", "if weights.shape != matrix.shape[:1] or not", "if False and not"),
+    torchjd("the layer after is named", "layer_names[layer])", "layer_names[layer - 1])"),
+    torchjd("projections lie across", "U.reshape(-1, G.shape[0])", "U.T.reshape(-1, G.shape[0])"),
+    torchjd(
+        "another projection",
+        "return dual_cone(G, U.reshape(-1, G.shape[0]))",
+        "return dual_cone(G, -U.reshape(-1, G.shape[0]))",
+    ),
     adafed("the divisors of equation 6 are the losses", "phi[k] - shares @ scales[:r]", "phi[k]"),
     adafed("projections are not taken off", "v = -(shares @ vectors[:r])", "v = torch.zeros_like(gram[0])"),
     adafed("orthogonal updates are averaged", "(scales / squares) @ vectors", "(scales / squares.mean()) @ vectors"),
