@@ -41,7 +41,8 @@ class Divisions:
 
     def __init__(self, suite: Suite, out: Path, seeds: int = SEEDS) -> None:
         self.suite, self.folder = suite, out / f"{suite.name}-divisions"
-        self._suite, self._failed = Standing(suite, finished(out / suite.name), {}), failed(self.folder)
+        self._suite = Standing(suite, finished(out / suite.name), {})
+        self._finished, self._failed = finished(self.folder), failed(self.folder)
         names = tuple(name for name in METHODS if name in self._suite.picked)
         self.plan = Plan((*names, LOCAL), suite.rates, tuple(range(seeds)), TUNING_SEEDS, DIVISIONS)
 
@@ -69,7 +70,7 @@ class Divisions:
     @property
     def results(self) -> dict[Run, FitRecord]:
         """What the finished runs have left."""
-        found = {**self._suite.finished, **finished(self.folder)}
+        found = {**self._suite.finished, **self._finished}
         return {run: found[run.key] for run in self.runs() if run.key in found}
 
     def comparison(self) -> fl.Comparison | None:
@@ -112,7 +113,7 @@ class Divisions:
                 print(f"{self.suite.name}: {left}: {error}; once more with a lower rate", flush=True)
                 self._failed = failed(self.folder)
             if record := runner.finished(left):
-                done[left] = record
+                self._finished[left.key] = done[left] = record
                 print(f"{self.suite.name}: {left}, {seconds_of_run(record):.0f} s", flush=True)
 
     def page(self) -> str:

@@ -101,6 +101,7 @@ def node_of_tree(columns: int, total_columns: int | None) -> None:
 
 def integer(name: str, value: int | None, optional: bool = False, least: int = 0, most: float = inf) -> None:
     """Requires an integer within bounds, or None if it is optional."""
+    # Every call of an op passes here: what is right at a glance does not go through the check that words errors.
     plain = type(value) is int and least <= value <= min(most, _LARGEST)
     if plain or (value is None and optional) or torch.compiler.is_compiling():
         return

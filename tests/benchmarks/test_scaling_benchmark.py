@@ -30,6 +30,11 @@ def lap(seconds=0.2, norm=1.0, accuracy=0.5, steps=TINY.steps, ranks=1, sent=0.0
     return Lap(seconds, norm, accuracy, steps, [rank] * ranks)
 
 
+def entries_of(name):
+    """The sides of a race on one process and on two."""
+    return next(race.entries for race in races(TINY, [1, 2], "cpu", None) if race.name == name)
+
+
 def one_turn(entries):
     """What each side found in one turn, in the order of the entries."""
     names, dropped = [entry.side.name for entry in entries], []
@@ -43,7 +48,7 @@ def one_turn(entries):
 
 
 def test_sides_take_turns_on_one_process_and_on_two():
-    one, two = one_turn(races(TINY, [1, 2], "cpu", None)[2].entries)
+    one, two = one_turn(entries_of("evaluated"))
     assert one.steps == TINY.steps
     assert (one.norm, one.accuracy) == (two.norm, two.accuracy)
     assert {"training", "server step", "evaluation"} == set(one.ranks[0]["parts"])
@@ -55,8 +60,8 @@ def test_sides_take_turns_on_one_process_and_on_two():
 
 @pytest.mark.slow
 def test_bare_processes_exchange_gradients():
-    fedavg = races(TINY, [1, 2], "cpu", None)[0]
-    one, bare = one_turn([fedavg.entries[0], next(e for e in fedavg.entries if (e.package, e.ranks) == (BARE, 2))])
+    entries = entries_of("fedavg")
+    one, bare = one_turn([entries[0], next(e for e in entries if (e.package, e.ranks) == (BARE, 2))])
     assert bare.norm != one.norm
     assert [rank["sent"] for rank in bare.ranks] == [all_reduce_bytes(PARAMETERS, 2)] * 2
 
@@ -66,7 +71,7 @@ def test_clients_that_differ_in_size_bound_a_round():
     sizes = uneven_sizes(TINY)
     assert 0.9 * TINY.clients * TINY.samples < sum(sizes) <= TINY.clients * TINY.samples
     assert max(sizes) > 2 * min(sizes) > 0
-    one, two = one_turn(races(TINY, [1, 2], "cpu", None)[3].entries)
+    one, two = one_turn(entries_of("uneven"))
     assert one.least == 1.0
     assert 0.5 <= two.least < 1.0
     assert one.norm == two.norm

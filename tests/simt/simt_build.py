@@ -26,14 +26,12 @@ def compiler():
 
 
 def compile_source(source, folder, level="-O1"):
-    """Object file of one source, with the stand-ins for CUDA's headers, unless another run has compiled the same."""
+    """Object file of one source, with the stand-ins for CUDA's headers, unless another run has compiled the same.
+
+    The level is that of device code; the harness is compiled once for many calls.
+    """
     target = Path(folder) / f"{source.stem}.o"
-    flags = (
-        "-O3" if source.suffix == ".cpp" else level,
-        *_FLAGS,
-        *_ALIGNMENT,
-        *(_WATCHED if source.suffix == ".cu" else ()),
-    )
+    flags = (*((level, *_WATCHED) if source.suffix == ".cu" else ("-O3",)), *_FLAGS, *_ALIGNMENT)
     command = [compiler(), *flags, f"-I{HERE / 'include'}", "-x", "c++", str(source)]
     text = run([compiler(), "--version"]) + repr(flags) + run([*command, "-E", "-P"])
     kept = KEPT / f"{hashlib.sha256(text.encode()).hexdigest()}.o"

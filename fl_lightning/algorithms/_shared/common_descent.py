@@ -54,5 +54,9 @@ def common_descent(
     From ``gram [B, m + h, m + h]``, weights ``[m]`` of the fair row (``None``, or zeros, leave it out) and factors
     ``scale [B, m + h]`` of the rows, of which 0 leaves one out; ``None``: rows of equal length.
     """
-    bounds = {"zero_row": ZERO_ROW, "zero_direction": ZERO_DIRECTION, "rounding": rounding_error(cohort)}
-    return Directions(*ops.common_descent(gram, len(cohort), scale, weights, **bounds))
+    rounding = rounding_error(cohort)
+    return Directions(
+        *ops.common_descent(
+            gram, len(cohort), scale, weights, zero_row=ZERO_ROW, zero_direction=ZERO_DIRECTION, rounding=rounding
+        )
+    )
