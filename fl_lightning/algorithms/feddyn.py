@@ -85,10 +85,9 @@ class DynamicRegularizer(ClientRule):
 
     def commit(self, cohort: Cohort) -> None:
         """``h_i -= alpha (w_i - W)`` and ``h -= alpha / N sum_i (w_i - W)``."""
-        h = self._h_after(cohort)
-        client_vectors.check_vector(h, cohort, cohort.updates, _NAME)
-        self.h = h
+        self.h = self._h_after(cohort)
         client_vectors.add_to_own(self.h_i, cohort, cohort.updates)
 
     def _h_after(self, cohort: Cohort) -> Tensor:
-        return client_vectors.add_sent(self.h, cohort, cohort.updates, client_vectors.uniform_shares(cohort))
+        shares = client_vectors.uniform_shares(cohort)
+        return client_vectors.add_sent(self.h, cohort, cohort.updates, shares, _NAME)

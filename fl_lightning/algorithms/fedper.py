@@ -9,13 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from torch import nn
-
-from fl_lightning.algorithms._shared.personal_layers import PersonalLayers, layers_under
+from fl_lightning.algorithms._shared.personal_layers import PersonalLayers
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.arguments import FILLED, Bounds, check_unused, checked
-from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.model_snapshot import Layers
 
 
 class FedPer(FedAvg):
@@ -47,8 +43,7 @@ class FedPer(FedAvg):
         super().__init__(weighting)
         if personal is not None:
             check_unused("num_layers of FedPer", num_layers, 1, "where personal names the layers")
-        self.personal, self.num_layers = personal, num_layers
-        self.directory = directory
+        self.personal, self.num_layers, self.directory = personal, num_layers, directory
         self._client = LocalLayers(personal, num_layers, directory)
 
 
@@ -58,9 +53,5 @@ class LocalLayers(PersonalLayers):
     method = "FedPer"
 
     def __init__(self, personal: Sequence[str] | None, num_layers: int, directory: str | None = None) -> None:
-        super().__init__(directory)
+        super().__init__(directory, personal, num_layers)
         self.personal, self.num_layers = personal, num_layers
-
-    def find(self, module: nn.Module, layout: ParamLayout) -> Layers:
-        """The layers."""
-        return layers_under(module, layout, self.personal, self.num_layers, self.method)

@@ -10,14 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from torch import nn
-
-from fl_lightning.algorithms._shared.personal_layers import PersonalLayers, layers_under
+from fl_lightning.algorithms._shared.personal_layers import PersonalLayers
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import ClientReport, LocalWork
 from fl_lightning.arguments import FILLED, Bounds, checked
-from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.model_snapshot import Layers
 
 
 class FedRep(FedAvg):
@@ -49,8 +45,7 @@ class FedRep(FedAvg):
         directory: str | None = None,
     ) -> None:
         super().__init__(weighting)
-        self.head, self.head_epochs = head, head_epochs
-        self.directory = directory
+        self.head, self.head_epochs, self.directory = head, head_epochs, directory
         self._client = HeadFirst(head, head_epochs, directory)
 
 
@@ -60,19 +55,15 @@ class HeadFirst(PersonalLayers):
     method = "FedRep"
 
     def __init__(self, head: Sequence[str] | None, head_epochs: int, directory: str | None = None) -> None:
-        super().__init__(directory)
+        super().__init__(directory, head)
         self.head, self.head_epochs = head, head_epochs
-        self._names: frozenset[str] = frozenset()
+        self._heads: frozenset[str] = frozenset()
         self._passes = 0
-
-    def find(self, module: nn.Module, layout: ParamLayout) -> Layers:
-        """The head."""
-        return layers_under(module, layout, self.head, 1, self.method)
 
     def begin_client(self, work: LocalWork) -> None:
         """Puts the client's head in the place of the one received."""
         super().begin_client(work)
-        self._names, self._passes = self.find(work.module, work.layout).parameters, 0
+        self._heads, self._passes = self.find(work.module, work.layout).parameters, 0
 
     def begin_batch(self, work: LocalWork, batch: Any, batch_idx: int) -> None:
         """Counts passes over the client's data."""
@@ -82,7 +73,7 @@ class HeadFirst(PersonalLayers):
         """Leaves the optimizer no gradients of the part that stands still in this pass."""
         heads_turn = self._passes <= self.head_epochs
         for name, parameter in zip(work.layout.names, work.parameters, strict=True):
-            if (name in self._names) != heads_turn:
+            if (name in self._heads) != heads_turn:
                 parameter.grad = None
 
     def end_client(self, work: LocalWork) -> ClientReport:

@@ -84,7 +84,7 @@ MUTATIONS = [
         "lambda name: name in buffers and name.rpartition",
     ),
     layers("methods that ask for losses are not refused", "if getattr(server.needs, name)]", "if False]"),
-    fedrep("the head is trained last", "(name in self._names) != heads_turn", "(name in self._names) == heads_turn"),
+    fedrep("the head is trained last", "(name in self._heads) != heads_turn", "(name in self._heads) == heads_turn"),
     fedrep("the head is trained a pass less", "heads_turn = self._passes <= ", "heads_turn = self._passes < "),
     fedrep("passes of earlier rounds count", "parameters, 0\n", "parameters, self._passes\n"),
     propfair(
@@ -119,7 +119,7 @@ MUTATIONS = [
     kernels("kernels may be above 1", "require_parts(sums[:, 0], counts[:, :1],", "require_parts(sums[:, 0], 1e9,"),
     gaps("disparities may be above 1", "(values < 0) | (values > 1)", "(values < 0) | values.isinf()"),
     vectors(
-        "control variates that are not finite count", "norm_of(vector).isfinite()", "norm_of(vector).isfinite() or True"
+        "control variates that are not finite count", "norm_of(after).isfinite()", "norm_of(after).isfinite() or True"
     ),
     fairfed("clients unlike the others count more", "before - self.beta *", "before + self.beta *"),
     fairfed("gaps are not compared with their mean", "(gaps - gaps.mean())", "gaps"),

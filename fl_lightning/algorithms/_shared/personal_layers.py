@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 
 import torch
@@ -30,14 +29,15 @@ class PersonalLayers(ClientRule):
 
     own = at_clients(files="directory", size="part_bytes")
 
-    def __init__(self, directory: str | None = None) -> None:
+    def __init__(self, directory: str | None = None, names: Sequence[str] | None = None, count: int = 1) -> None:
         self.directory = directory
+        self._names, self._count = names, count
         self._received: tuple[Tensor, Tensor] | None = None
         self.part_bytes = 0  # of one client's layers
 
-    @abstractmethod
     def find(self, module: nn.Module, layout: ParamLayout) -> Layers:
-        """The layers of a module that stay at its client."""
+        """The layers that stay at a client: those under ``names``, or the last ``count`` with trained parameters."""
+        return layers_under(module, layout, self._names, self._count, self.method)
 
     def refusal(self, server: ServerRule) -> str | None:
         """Losses and gradients at the global model say nothing about clients with layers of their own."""
