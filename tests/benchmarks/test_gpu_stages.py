@@ -151,6 +151,7 @@ def test_the_programs_of_every_stage_run_on_the_cpu(script, tmp_path, monkeypatc
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_the_tests_of_the_stages_run_on_the_cpu(script):
     _, _, commands = script("--device", "cpu", "--quick", "correct", "train")
     suites = [command[1:] for command in commands if command[1:3] == ["-m", "pytest"]]
