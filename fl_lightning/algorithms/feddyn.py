@@ -73,11 +73,8 @@ class DynamicRegularizer(ClientRule):
 
     def correct_gradients(self, work: LocalWork) -> None:
         """Adds ``-h_i + alpha (w - W)`` to the gradient (equation 1); parameters without one stay as they are."""
-        both = zip(work.parameters, self._anchor, strict=True)
-        trained = [(p.grad, p.detach(), a) for p, a in both if p.grad is not None]
-        if trained:
-            gradients, parameters, anchors = (list(column) for column in zip(*trained, strict=True))
-            torch._foreach_add_(gradients, torch._foreach_sub(parameters, anchors), alpha=self.alpha)
+        away = torch._foreach_sub([parameter.detach() for parameter in work.parameters], self._anchor)
+        client_vectors.add_to_gradients(work, away, self.alpha)
 
     def adjust_step(self, cohort: Cohort, step: Tensor) -> Tensor:
         """Turns ``W - mean_i w_i`` into ``W - (mean_i w_i - h / alpha)`` with this round's ``h``."""

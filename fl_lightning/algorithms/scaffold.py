@@ -107,9 +107,7 @@ class ControlVariates(ClientRule):
         """Turns ``g`` into ``g - c_i + c`` (Algorithm 1, line 10); parameters without a gradient stay as they are."""
         if self._correction is None:
             raise RuntimeError("begin_client of SCAFFOLD must run before correct_gradients")
-        pairs = [(p.grad, c) for p, c in zip(work.parameters, self._correction, strict=True) if p.grad is not None]
-        if pairs:
-            torch._foreach_add_([grad for grad, _ in pairs], [c for _, c in pairs])
+        client_vectors.add_to_gradients(work, self._correction)
 
     def end_client(self, work: LocalWork) -> ClientReport:
         """Reports ``c_i^+ - c_i = -c + (x - y_i) / (eta S)`` (line 12, option II) as companion row ``"control"``."""

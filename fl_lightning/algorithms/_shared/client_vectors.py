@@ -7,11 +7,13 @@ mean of the clients' at all times.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.rows import require_finite
-from fl_lightning.algorithms.records import Federation
+from fl_lightning.algorithms.records import Federation, LocalWork
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.storage.per_client import PerClient
 from fl_lightning.core.updates import UpdateMatrix
@@ -25,6 +27,13 @@ def at_begin(vector: Tensor | None, federation: Federation, name: str) -> Tensor
     if vector.shape != (n,):
         raise ValueError(f"{name} must have {n} numbers, found {vector.numel()} in the checkpoint")
     return vector.to(federation.device)
+
+
+def add_to_gradients(work: LocalWork, vectors: Sequence[Tensor], factor: float = 1.0) -> None:
+    """Adds a multiple of a vector per parameter to its gradient; parameters without one stay as they are."""
+    pairs = [(p.grad, vector) for p, vector in zip(work.parameters, vectors, strict=True) if p.grad is not None]
+    if pairs:
+        torch._foreach_add_([gradient for gradient, _ in pairs], [vector for _, vector in pairs], alpha=factor)
 
 
 def uniform_shares(cohort: Cohort) -> Tensor:
