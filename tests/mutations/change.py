@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,8 +69,9 @@ class In:
     rebuilt: str = ""
     needs: str = ""
 
-    def __call__(self, meaning: str, old: str, new: str, occurrence: int = 0, unseen: str = "") -> Mutation:
-        """One of them."""
+    def __call__(self, meaning: str, change: str, occurrence: int = 0, unseen: str = "") -> Mutation:
+        """One of them, written as the text it changes, with the change at its place: ``lam * «(v - w)→(w - v)»``."""
+        old, new = (re.sub("«(.*?)→(.*?)»", kept, change, flags=re.DOTALL) for kept in (r"\1", r"\2"))
         return Mutation(
             self.file, old, new, meaning, self.tests, self.rebuilt, unseen, self.needs, occurrence=occurrence
         )
