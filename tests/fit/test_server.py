@@ -70,48 +70,11 @@ class LogRecorder(FedAvg):
 # ---- the server optimizer
 
 
-class Yogi(torch.optim.Optimizer):
-    """An optimizer that torch does not have, as users write one."""
-
-    def __init__(self, params, lr=0.01, betas=(0.9, 0.99), eps=1e-3):
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                if not state:
-                    state["m"], state["v"] = torch.zeros_like(p), torch.full_like(p, 1e-6)
-                b1, b2 = group["betas"]
-                square = p.grad**2
-                state["m"].mul_(b1).add_(p.grad, alpha=1 - b1)
-                state["v"].sub_((1 - b2) * square * torch.sign(state["v"] - square))
-                p.sub_(group["lr"] * state["m"] / (state["v"].sqrt() + group["eps"]))
-
-
 def momentum_by_hand(theta, steps):
     velocity = torch.zeros_like(theta)
     for step in steps:
         velocity = 0.9 * velocity + step
         theta = theta - 0.7 * velocity
-    return theta
-
-
-def adam_by_hand(theta, steps, lr=0.02, b1=0.9, b2=0.99, eps=1e-4):
-    m, v = torch.zeros_like(theta), torch.zeros_like(theta)
-    for t, step in enumerate(steps, 1):
-        m, v = b1 * m + (1 - b1) * step, b2 * v + (1 - b2) * step**2
-        theta = theta - lr * (m / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + eps)
-    return theta
-
-
-def yogi_by_hand(theta, steps):
-    m, v = torch.zeros_like(theta), torch.full_like(theta, 1e-6)
-    for step in steps:
-        m = 0.9 * m + 0.1 * step
-        v = v - 0.01 * step**2 * torch.sign(v - step**2)
-        theta = theta - 0.01 * m / (v.sqrt() + 1e-3)
     return theta
 
 
@@ -123,8 +86,6 @@ def decay_by_hand(theta, steps):
 
 SERVERS = {
     "FedAvgM": (functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9), momentum_by_hand),
-    "FedAdam": (functools.partial(torch.optim.Adam, lr=0.02, betas=(0.9, 0.99), eps=1e-4), adam_by_hand),
-    "FedYogi": (Yogi, yogi_by_hand),
     "weight decay": (functools.partial(torch.optim.SGD, lr=1.0, weight_decay=0.1), decay_by_hand),
 }
 
@@ -144,24 +105,6 @@ def test_the_step_is_the_server_optimizers_gradient_and_its_state_lives_on(name)
     if name != "weight decay":
         assert not torch.allclose(expected, forgetful, atol=1e-4), "one step at a time would be something else"
     assert all(p.grad is None for p in module.parameters())
-
-
-@pytest.mark.filterwarnings("ignore:client .* is left out of round")
-@pytest.mark.filterwarnings("ignore:round .* had no usable report")
-def test_a_round_without_reports_takes_no_server_step():
-    class Broken(Classifier):
-        def training_step(self, batch, batch_idx):
-            if self.current_epoch == 1:
-                raise RuntimeError("off")
-            return super().training_step(batch, batch_idx)
-
-    module, rule = fresh(Broken), LogRecorder()
-    start = flat(module)
-    make = functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9)
-    strategy = fl.FederatedStrategy(rule, clients_per_round=2, server_optimizer=make, on_client_error="drop")
-    training_only(strategy, 3).fit(module, federated_blobs())
-    assert len(rule.steps) == 2
-    assert torch.allclose(flat(module), momentum_by_hand(start, rule.steps), atol=1e-6)
 
 
 # ---- rows
