@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What clients send besides updates: accuracies at the global model, and full gradients in place of updates."""
 
-import copy
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
 from plain_loop import client_batches
-from resuming import ALGORITHMS
 from support import CLASSES, FEATURES, Classifier, Tally, fresh, train, weights
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.algorithms import SCAFFOLD, ClientRule, FedAvg, FedProx, Needs
+from fl_lightning.algorithms import SCAFFOLD, FedAvg, FedProx, Needs
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.cohort_samplers import UniformSampler
 
@@ -119,11 +115,6 @@ def test_the_ready_module_knows_its_accuracy():
         module.federated_accuracy((torch.zeros(3, FEATURES), torch.zeros(3, 1)), 0)
 
 
-def test_needs_add_up():
-    both = Needs(accuracies=True) | Needs(losses=True)
-    assert (both.accuracies, both.losses, both.client_lr) == (True, True, False)
-
-
 # ---- full gradients
 
 
@@ -152,34 +143,6 @@ def test_fedsgd_equals_gradient_descent_on_the_cohorts_data():
     assert strategy._fits.states()["fit"]["full_gradients"]
 
 
-MET = {"losses": False, "full_gradients": False, "client_lr": False, "requery": False, "accuracies": False}
-RULES = {
-    name: make
-    for name, make in ALGORITHMS.items()
-    if type(make().client_rule()) is ClientRule and replace(make().needs, **MET) == Needs()
-}
-
-
-# One of every kind: what a rule does with rows does not change how these are made.
-@pytest.mark.parametrize("name", [*{make().needs: name for name, make in RULES.items()}.values()])
-def test_every_rule_that_leaves_local_training_alone_takes_full_gradients(name):
-    module, rule, seen = fresh(Judged), RULES[name](), []
-    aggregate = rule.aggregate
-    rule.aggregate = lambda cohort: seen.append(copy.deepcopy(cohort.updates.rows)) or aggregate(cohort)
-    strategy = train(module, 2, algorithm=rule, full_gradients=True).strategy
-    assert weights(module).isfinite().all()
-    assert strategy.last_round.step_norm > 0
-    by_hand, loaders = fresh(), client_batches()
-    for row, client in zip(seen[0], UniformSampler().select(0, 3, loaders.sizes, derive_seed(5, "sampler")).client_ids,
-                           strict=True):  # fmt: skip
-        batches = [batch for batch, _ in loaders.batches(client, seed=None)]
-        x, y = (torch.cat(column) for column in zip(*batches, strict=True))
-        by_hand.zero_grad()
-        F.cross_entropy(by_hand(x), y).backward()
-        gradient = torch.cat([p.grad.flatten() for p in by_hand.parameters()])
-        torch.testing.assert_close(row, 0.1 * gradient, rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -198,9 +161,3 @@ def test_full_gradients_leave_nothing_to_train_locally(arguments, words):
 def test_full_gradients_need_a_learning_rate():
     with pytest.raises(ValueError, match=r"FedAvg needs the clients' learning rate: use one torch\.optim\.SGD"):
         train(fresh(optimizer="Adam"), full_gradients=True)
-
-
-@pytest.mark.parametrize("value", [1, "yes", None])
-def test_full_gradients_is_yes_or_no(value):
-    with pytest.raises(TypeError, match=r"full_gradients of .* must be True or False, found"):
-        fl.FederatedStrategy(full_gradients=value)
