@@ -7,24 +7,12 @@ import torch.nn.functional as F
 from plain_loop import client_batches
 from support import CLASSES, FEATURES, Classifier, Tally, fresh, train, weights
 from torch import nn
+from watching import Recorder
 
 import fl_lightning as fl
-from fl_lightning.algorithms import SCAFFOLD, FedAvg, FedProx, Needs
+from fl_lightning.algorithms import SCAFFOLD, FedProx
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.cohort_samplers import UniformSampler
-
-
-class LogRecorder(FedAvg):
-    """FedAvg that keeps what it was given."""
-
-    def __init__(self, **needs):
-        super().__init__()
-        self.needs, self.cohorts, self.params = Needs(**needs), [], []
-
-    def aggregate(self, cohort):
-        self.cohorts.append(cohort)
-        self.params.append(cohort.params.clone())
-        return super().aggregate(cohort)
 
 
 class Judged(Classifier):
@@ -49,7 +37,7 @@ class Judged(Classifier):
 
 @pytest.mark.parametrize("losses", [False, True])
 def test_accuracies_are_those_of_the_global_model_on_the_clients_training_data(losses):
-    module, rule = fresh(Judged, dropout=0.5), LogRecorder(accuracies=True, losses=losses)
+    module, rule = fresh(Judged, dropout=0.5), Recorder(accuracies=True, losses=losses)
     trainer = train(module, 2, algorithm=rule, loss_batch_size=1000).trainer
     loaders, by_hand = client_batches(), fresh(dropout=0.5).eval()
     for cohort, params in zip(rule.cohorts, rule.params, strict=True):
@@ -68,14 +56,14 @@ def test_accuracies_are_those_of_the_global_model_on_the_clients_training_data(l
 
 def test_nobody_is_asked_for_accuracies_in_vain():
     module = fresh(Judged)
-    train(module, 2, algorithm=LogRecorder(losses=True))
+    train(module, 2, algorithm=Recorder(losses=True))
     assert module.asked.count == 0
 
 
 def test_asking_changes_no_weights():
     judged, silent = fresh(Judged, dropout=0.5, norm=True), fresh(dropout=0.5, norm=True)
-    train(judged, 2, algorithm=LogRecorder(accuracies=True))
-    train(silent, 2, algorithm=LogRecorder())
+    train(judged, 2, algorithm=Recorder(accuracies=True))
+    train(silent, 2, algorithm=Recorder())
     assert torch.equal(weights(judged), weights(silent))
 
 
@@ -92,22 +80,22 @@ class Sometimes(Judged):
 
 def test_accuracies_that_are_none_are_refused_or_dropped():
     with pytest.raises(fl.ClientError, match=r"Wrong\.federated_accuracy must return a share between 0 and 1, found"):
-        train(fresh(Wrong), algorithm=LogRecorder(accuracies=True))
-    rule = LogRecorder(accuracies=True)
+        train(fresh(Wrong), algorithm=Recorder(accuracies=True))
+    rule = Recorder(accuracies=True)
     with pytest.warns(UserWarning, match="federated_accuracy must return a share"):
         train(fresh(Sometimes), 1, algorithm=rule, on_client_error="drop")
     assert rule.cohorts[0].extras["accuracy"].tolist() == [0.5, 0.5]
 
 
 def test_a_module_that_does_not_know_its_accuracy_is_told_what_to_define():
-    words = r"LogRecorder needs each client's accuracy: define federated_accuracy\(self, batch, batch_idx\) on Plain"
+    words = r"Recorder needs each client's accuracy: define federated_accuracy\(self, batch, batch_idx\) on Plain"
     with pytest.raises(ValueError, match=words):
-        train(fresh(type("Plain", (Classifier,), {"federated_accuracy": None})), algorithm=LogRecorder(accuracies=True))
+        train(fresh(type("Plain", (Classifier,), {"federated_accuracy": None})), algorithm=Recorder(accuracies=True))
 
 
 def test_the_ready_module_knows_its_accuracy():
     torch.manual_seed(0)
-    rule = LogRecorder(accuracies=True)
+    rule = Recorder(accuracies=True)
     train(fl.ClientModule(nn.Linear(FEATURES, CLASSES)), 1, algorithm=rule)
     assert (rule.cohorts[0].extras["accuracy"] > 0).any()
     module = fl.ClientModule(nn.Linear(FEATURES, 1), loss=nn.functional.mse_loss)
