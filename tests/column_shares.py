@@ -67,35 +67,42 @@ class Work:
     state: Any
 
 
-def divided(make: Callable[[], tuple[Any, Any]], cohorts: Sequence[Cohort], shares: int) -> Work:
-    """Lets ``shares`` threads aggregate the cohorts, each with a pair of rules of its own and its own columns."""
-    total = cohorts[0].updates.layout.numel
+def in_shares(total: int, shares: int, work: Callable[[Columns], Any]) -> list[Any]:
+    """What ``work`` returns in ``shares`` threads, each of which has a share of ``total`` columns."""
     meeting, borders = Meeting(shares), Columns.cut(total, shares)
 
-    def work(share: int) -> Work:
+    def one(share: int) -> Any:
         columns = Columns(borders, share, lambda mine, sizes: meeting.gather(share, mine, sizes))
-        columns = columns if shares > 1 else Columns.whole(total)
+        try:
+            return work(columns if shares > 1 else Columns.whole(total))
+        except BaseException:
+            meeting.abort()
+            raise
+
+    with ThreadPoolExecutor(shares) as pool:
+        return [future.result() for future in [pool.submit(one, share) for share in range(shares)]]
+
+
+def divided(make: Callable[[], tuple[Any, Any]], cohorts: Sequence[Cohort], shares: int) -> Work:
+    """Lets ``shares`` threads aggregate the cohorts, each with a pair of rules of its own and its own columns."""
+
+    def work(columns: Columns) -> Work:
         torch.manual_seed(0)
         server, client = make()
         assert server.columnwise
         assert client.columnwise
         steps, reports = [], []
-        try:
-            for cohort in cohorts:
-                own = shared(cohort, columns)
-                step = client.adjust_step(own, server.aggregate(own))
-                client.commit(own)
-                steps.append(step)
-                reports.append(server.report)
-        except BaseException:
-            meeting.abort()
-            raise
+        for cohort in cohorts:
+            own = shared(cohort, columns)
+            step = client.adjust_step(own, server.aggregate(own))
+            client.commit(own)
+            steps.append(step)
+            reports.append(server.report)
         rules = {"server": server, "client": client}
         held = {name: in_columns(kept.state(rule), kept.columns(rule), columns) for name, rule in rules.items()}
         return Work(steps, reports, held)
 
-    with ThreadPoolExecutor(shares) as pool:
-        found = [future.result() for future in [pool.submit(work, share) for share in range(shares)]]
+    found = in_shares(cohorts[0].updates.layout.numel, shares, work)
     assert all(str(other.reports) == str(found[0].reports) for other in found), "shares must report the same"
     steps = [torch.cat(parts) for parts in zip(*(one.steps for one in found), strict=True)]
     return Work(steps, found[0].reports, joined([one.state for one in found]))

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A callback that notes a fit's weights."""
+"""What a fit shows to a callback, and to its method."""
 
 from lightning.pytorch.callbacks import Callback
 from support import weights
+
+from fl_lightning.algorithms import FedAvg, Needs
 
 
 class Watcher(Callback):
@@ -20,3 +22,20 @@ class Watcher(Callback):
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.ended.append(weights(pl_module))
+
+
+class Recorder(FedAvg):
+    """FedAvg that keeps what it saw, and asks for what it is told."""
+
+    def __init__(self, weighting="samples", **needs):
+        super().__init__(weighting)
+        self.needs = Needs(**needs)
+        self.cohorts, self.rows, self.params, self.steps = [], [], [], []
+
+    def aggregate(self, cohort):
+        step = super().aggregate(cohort)
+        self.cohorts.append(cohort)
+        self.rows.append(cohort.updates.rows.clone())
+        self.params.append(cohort.params.clone())
+        self.steps.append(step.clone())
+        return step

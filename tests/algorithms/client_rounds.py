@@ -143,6 +143,46 @@ class Rounds:
         return cohort, step
 
 
+def partial(when):
+    """Who takes part: late joiners, and clients that miss rounds."""
+    return ([0, 2], [1, 2, 3], [0, 3], [0, 1, 2, 3], [2, 0], [1, 3])[when]
+
+
+def lost(when):
+    return (2,) if when == 1 else ()
+
+
+def by_rule(make, data, rounds=6, lost=lost, **options):
+    """The parameters after every round; in the middle all goes on in new objects, from what a checkpoint has."""
+    method = make()
+    run = Rounds(method, method.client_rule(), data, **options)
+    path = []
+    for when in range(rounds):
+        if when == rounds // 2:
+            states, run.server = (kept.state(run.server), kept.state(run.client)), make()
+            run.client = run.server.client_rule()
+            kept.load(run.server, states[0])
+            kept.load(run.client, states[1])
+            run.begin()
+        run.round(partial(when), lost(when))
+        path.append(run.params)
+    return torch.stack(path), run
+
+
+def descend(net, loss, lr):
+    """One step of SGD, without an optimizer."""
+    gradients = torch.autograd.grad(loss, list(net.parameters()))
+    with torch.no_grad():
+        for p, g in zip(net.parameters(), gradients, strict=True):
+            p -= lr * g
+
+
+def mean_of(models, data):
+    """By samples."""
+    sizes = torch.tensor([float(sum(len(y) for _, y in data[i])) for i in models]).double()
+    return (sizes / sizes.sum()) @ torch.stack([flat(model) for model in models.values()])
+
+
 def flat(module):
     return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 

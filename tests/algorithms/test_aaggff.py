@@ -94,17 +94,6 @@ def test_regret_of_the_newton_step():
     assert 0 < regret["newton"] < 0.6 < 2.5 < regret["silo"] < uniform
 
 
-def test_what_the_authors_code_leaves_out_of_its_estimate():
-    """The page's ledger: without the mean, absent clients gain on present ones."""
-    found = []
-    for defects in (False, True):
-        form = weight_forms.AAggFF("device", 6, CDFS["gumbel"], defects)
-        for cohort in rounds(3, 6, 5, 3):
-            form.step(cohort.updates.rows.numpy(), cohort.losses.tolist(), cohort.client_ids)
-        found.append(form.p)
-    assert np.abs(found[0] - found[1]).max() > 1e-3
-
-
 @pytest.mark.parametrize("setting", ["device", "silo", "newton"])
 def test_clients_with_larger_losses_gain_weight_round_by_round(setting):
     rule, worst = AAggFF(setting), []
@@ -137,10 +126,3 @@ def test_newcomers_join_without_a_history():
     assert float(new.sum()) == pytest.approx(1)
     assert new[1] < new[0] < new[2]  # what the others have lost in three rounds speaks for them
     assert before[0] < before[1]
-
-
-def test_unknown_forms_are_refused():
-    with pytest.raises(ValueError, match="response of AAggFF must be"):
-        AAggFF(response="cauchy")
-    with pytest.raises(ValueError, match="setting of AAggFF must be"):
-        AAggFF("cross")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support import federated_blobs, fresh, quiet_trainer
 
 import fl_lightning as fl
-from fl_lightning.algorithms import AFL, FedAvg
+from fl_lightning.algorithms import AFL
 from fl_lightning.core.storage import kept
 
 few = settings(max_examples=20, deadline=None, derandomize=True)
@@ -25,16 +25,6 @@ def test_equals_the_vector_form_with_few_of_many_clients(gamma):
     rule = AFL(gamma)
     weight_forms.compare(rule, weight_forms.AFL(gamma, 20), cohorts)
     assert not rule.report.flagged
-
-
-@few
-@given(st.lists(loss, min_size=1, max_size=7), st.integers(0, 99))
-def test_without_ascent_it_is_the_uniform_mean(losses, seed):
-    rule, m = AFL(0.0), len(losses)
-    for when in range(3):
-        cohort = make_cohort(random_rows(m, seed + when), losses, when=when, num_clients=m)
-        expected = FedAvg("uniform").aggregate(cohort)
-        torch.testing.assert_close(rule.aggregate(cohort), expected, rtol=1e-12, atol=1e-14)
 
 
 rounds = st.lists(st.dictionaries(st.integers(0, 8), loss, min_size=1, max_size=5), min_size=1, max_size=8)
@@ -61,19 +51,6 @@ def test_lambda_stays_on_the_simplex_and_absent_clients_keep_theirs(rounds, gamm
                     rise = (lam[i] - before[i]) - (lam[j] - before[j])
                     assert rise == pytest.approx(gamma * (losses[i] - losses[j]), abs=1e-9)
         before = lam
-
-
-@few
-@given(st.lists(loss, min_size=2, max_size=6), st.randoms(use_true_random=False))
-def test_weights_belong_to_clients_not_to_places(losses, random):
-    order = list(range(len(losses)))
-    random.shuffle(order)
-    one, two = AFL(0.5), AFL(0.5)
-    for when in range(3):
-        rows, given_losses = random_rows(len(losses), when), [F + when for F in losses]
-        step = one.aggregate(make_cohort(rows, given_losses, when=when))
-        cohort = make_cohort(rows[order], [given_losses[i] for i in order], order, when)
-        torch.testing.assert_close(step, two.aggregate(cohort), rtol=1e-9, atol=1e-12)
 
 
 def test_by_hand():

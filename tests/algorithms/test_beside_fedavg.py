@@ -7,7 +7,7 @@ import pytest
 import torch
 from method_fits import trained
 
-from fl_lightning.algorithms import MOON, FedAvg, FedCKA, FedDyn, FedProc, FedProto
+from fl_lightning.algorithms import MOON, FedAvg, FedCKA, FedProc, FedProto
 
 pytestmark = pytest.mark.fit
 
@@ -31,7 +31,3 @@ def test_the_first_round_is_fedavg_and_later_ones_are_not(method):
     """Nobody has a last model or prototypes."""
     assert torch.equal(trained(method, rounds=1), averaged(1))
     assert not torch.allclose(trained(method), averaged(3), atol=1e-3)
-
-
-def test_feddyn_is_not_fedavg():
-    assert not torch.allclose(trained(FedDyn(0.1)), averaged(3, "uniform"), atol=1e-3)

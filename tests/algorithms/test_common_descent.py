@@ -81,6 +81,39 @@ def test_row_norms_of_rounded_grams_are_not_nan():
     assert row_norms(torch.tensor([[4.0, 0.0], [0.0, -1e-20]], dtype=torch.float64)).tolist() == [2.0, 0.0]
 
 
+every_rule = pytest.mark.parametrize(
+    "make", [FedLF, lambda: FedLF(reading="paper"), FedMDFG], ids=["FedLF", "FedLF-paper", "FedMDFG"]
+)
+
+
+@every_rule
+def test_pareto_stationary_rows_give_no_step(make):
+    row, rule = random_rows(1, 22), make()
+    assert not rule.aggregate(make_cohort(torch.cat([row, -row, 0.5 * row]), [1.0, 2.0, 3.0])).any()
+    assert rule.report.flagged
+    assert len(rule.history) == (0 if isinstance(rule, FedMDFG) else 3)
+
+
+@every_rule
+def test_dependent_rows_with_unequal_losses_do_not_stall(make):
+    """Without a guard the fair row cancels rows that depend on each other linearly."""
+    one, two = random_rows(2, 23)
+    for rows in (torch.stack([one, one, one]), torch.stack([one, two, (one + two) / 2])):
+        rule = make()
+        step = rule.aggregate(make_cohort(rows, [1.0, 1.0, 5.0]))
+        assert step.norm() > 0.1 * rows.mean(0).norm()
+        assert (rows @ step > 0).all()
+        assert rule.report.flagged
+
+
+@every_rule
+def test_a_remembered_row_that_contradicts_everybody_does_not_stop_training(make):
+    rows, rule = random_rows(1, 32), make()
+    rule.aggregate(make_cohort(-rows, ids=[9]))
+    torch.testing.assert_close(rule.aggregate(make_cohort(rows, ids=[1], when=1)), rows[0])
+    assert rule.report.flagged
+
+
 @pytest.mark.parametrize("rule", [FedLF, FedMDFG], ids=["FedLF", "FedMDFG"])
 @pytest.mark.parametrize(("noise", "flagged"), [(1.0, False), (0.1, False), (1e-3, True)])
 def test_steps_along_what_tells_like_clients_apart_are_flagged(rule, noise, flagged):

@@ -93,13 +93,6 @@ def test_step_is_a_finite_vector_like_the_parameters(name, dtype):
         assert not cohort.params.any(), "params must not change"
 
 
-@every_rule
-def test_same_cohorts_give_the_same_bits(name):
-    one, two = RULES[name](), RULES[name]()
-    for a, b in zip(sampled_rounds(5, 9, 4, 2), sampled_rounds(5, 9, 4, 2), strict=True):
-        assert torch.equal(one.aggregate(a), two.aggregate(b))
-
-
 @in_both_dtypes
 def test_one_client_gets_its_own_update(name, dtype):
     rows = random_rows(1, 3, dtype)
@@ -255,15 +248,16 @@ def test_reports_what_it_did(name):
             torch.testing.assert_close(report.weights @ cohort.updates.rows, step)
 
 
-@every_rule
-def test_a_rule_reads_no_more_than_it_says(name):
+@pytest.mark.parametrize(("name", "value"), in_turn(RULES, [float("nan"), float("inf")]))
+def test_a_rule_reads_no_more_than_it_says(name, value):
+    """Equal cohorts give equal bits, and clients whose rows are not finite are named."""
     free, bound = RULES[name](), RULES[name]()
     for cohort in sampled_rounds(6, 9, 4, 19):
         step = bound.aggregate(sealed(cohort, bound.reads))
         assert torch.equal(step, free.aggregate(cohort))
         assert torch.equal(free.report.weights, bound.report.weights)
     bad = random_rows(4, 12)
-    bad[2, 17] = torch.nan
+    bad[2, 17] = value
     with pytest.raises(ValueError, match=r"\[22\]"):
         RULES[name]().aggregate(sealed(make_cohort(bad, ids=[20, 21, 22, 23]), bound.reads))
     bound.aggregate(sealed(make_cohort(torch.zeros(4, sum(SIZES), dtype=torch.float64)), bound.reads))
@@ -344,14 +338,6 @@ def test_missing_needs_are_named(name):
             rule.aggregate(make_cohort(rows, extras={}))
     if rule.needs == fl.Needs():
         assert rule.aggregate(make_cohort(rows, losses=False, lr=None)).isfinite().all()
-
-
-@pytest.mark.parametrize(("name", "value"), in_turn(RULES, [float("nan"), float("inf")]))
-def test_rows_that_are_not_finite_are_refused_by_name(name, value):
-    rows = random_rows(4, 12)
-    rows[2, 17] = value
-    with pytest.raises(ValueError, match=r"\[22\]"):
-        RULES[name]().aggregate(make_cohort(rows, ids=[20, 21, 22, 23]))
 
 
 @in_both_dtypes

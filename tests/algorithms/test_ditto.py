@@ -4,7 +4,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from client_rounds import WIDTH, Net, Rounds, assign, client_data, flat
+from client_rounds import WIDTH, Net, Rounds, assign, by_rule, client_data, descend, flat, lost, partial
 from method_fits import FailsInRoundOne, assert_resumes, assert_same, fit_method, trained
 from support import (
     CLASSES,
@@ -28,36 +28,25 @@ from fl_lightning.core.storage import kept
 LAM, LR = 0.6, 0.2
 
 
-def federate(rounds, cohorts, data, lost=lambda t: (), personal_lr=LR, epochs=2):
+def federate(data, personal_lr):
     """Algorithm 1 with deep copies: FedAvg on one branch, ``v_i`` on the other, on the same batches."""
     module, own = Net(), {}
-    for t in range(rounds):
+    for t in range(6):
         w = flat(module)
         models, new = {}, {}
-        for i in cohorts(t):
+        for i in partial(t):
             local, v = copy.deepcopy(module), copy.deepcopy(own.get(i, module))
-            for batch in data[i] * epochs:
+            for batch in data[i] * 2:
                 objective = v.loss(batch) + LAM / 2 * sum(
                     (p - q.detach()).square().sum() for p, q in zip(v.parameters(), module.parameters(), strict=True)
                 )
-                for net, loss, lr in ((v, objective, personal_lr), (local, local.loss(batch), LR)):
-                    gradients = torch.autograd.grad(loss, list(net.parameters()))
-                    with torch.no_grad():
-                        for p, g in zip(net.parameters(), gradients, strict=True):
-                            p -= lr * g
+                descend(v, objective, personal_lr)
+                descend(local, local.loss(batch), LR)
             models[i], new[i] = flat(local), v
-        arrived = [i for i in cohorts(t) if i not in lost(t)]
+        arrived = [i for i in partial(t) if i not in lost(t)]
         own |= {i: new[i] for i in arrived}
         assign(module, w + sum(models[i] - w for i in arrived) / len(arrived))
     return flat(module), own
-
-
-def partial(t):
-    return [[0, 2], [1, 2], [0, 3], [0, 1, 2, 3], [2, 0]][t]
-
-
-def lost(t):
-    return (2,) if t == 1 else ()
 
 
 @pytest.mark.parametrize("personal_lr", [None, 0.05])
@@ -66,16 +55,8 @@ def test_equals_algorithm_1(personal_lr, in_files, tmp_path):
     """Late joiners, a drop-out, BatchNorm, two local epochs, a reload in the middle."""
     make = lambda: Ditto(LAM, personal_lr, directory=str(tmp_path) if in_files else None)  # noqa: E731
     data = client_data(seed=7)
-    method = make()
-    run = Rounds(method, method.client_rule(), data, lr=LR, epochs=2)
-    for t in range(5):
-        if t == 3:
-            state, run.server = kept.state(run.client), make()
-            run.client = run.server.client_rule()
-            kept.load(run.client, state)
-            run.begin()
-        run.round(partial(t), lost(t))
-    expected, own = federate(5, partial, data, lost, personal_lr or LR)
+    _, run = by_rule(make, data, lr=LR, epochs=2)
+    expected, own = federate(data, personal_lr or LR)
     torch.testing.assert_close(run.params, expected, rtol=0, atol=1e-9)
     assert sorted(own) == [0, 1, 2, 3]
     for i, net in own.items():

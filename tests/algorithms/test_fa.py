@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 import torch
-from algorithm_cohorts import make_cohort, random_rows, train_locally
+from algorithm_cohorts import make_cohort, random_rows
 from scipy.optimize import linprog
 from support import Blobs, fresh, training_only, weights
 from torch import nn
@@ -97,7 +97,6 @@ def test_the_adversary_is_that_of_an_independent_solver(tau, bound, groups):
     rule = FA(BASES, sigma=1.0, tau=tau, bound=bound)
     committed(rule, clients)
     client = rule.client_rule()
-    module = Judge()
     torch.manual_seed(0)
     module = Judge()
     x, y, a = (torch.cat(parts) for parts in zip(*clients, strict=True))
@@ -153,39 +152,6 @@ def test_bases_without_samples_get_nothing_and_impossible_bounds_are_counted():
     assert tight.client_rule().a is None
     kept.reset(tight.client_rule())
     assert tight.client_rule().relaxed == 0
-
-
-def test_it_trains_as_a_plain_local_loop_would():
-    rule, data = FA(BASES, sigma=1.0), people(30, 7)
-    torch.manual_seed(0)
-    module = Judge()
-    layout = ParamLayout.from_module(module)
-    params = layout.flatten(layout.parameters(module))
-    client = rule.client_rule()
-
-    class Fed:
-        """``train_locally`` has no batches: hand the data to the rule."""
-
-        def __getattr__(self, name):
-            return getattr(client, name)
-
-        def loss_term(self, work, batch, index):
-            return client.loss_term(work, data, index)
-
-    row, report = train_locally(Fed(), module, layout, params, lambda net, step: net.net.bias.sum() * 0, 0, 0.5, 3)
-    torch.manual_seed(0)
-    plain = Judge()
-    optimizer = torch.optim.SGD(plain.parameters(), 0.5)
-    for _ in range(3):
-        x, y, a = data
-        z = plain.net(x).squeeze(1)
-        covariance = ((a - a.double().mean()) * z).mean()
-        loss = binary_cross_entropy_with_logits(z, y.double()) + (covariance.abs() - 0.05).clamp_min(0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    torch.testing.assert_close(params - row, layout.flatten(layout.parameters(plain)))
-    assert report.extras["group_counts"][0] == 90, "three passes over thirty people"
 
 
 @pytest.mark.fit

@@ -196,13 +196,6 @@ def test_the_unconstrained_variant_asks_for_no_groups():
     assert not torch.equal(weights(module), weights(fresh(Groupless)))
 
 
-def test_budgets_of_the_wrong_length_are_refused_before_the_first_round():
-    module = fresh(Loans)
-    with pytest.raises(ValueError, match="one for each of the 3 clients, found 2"):
-        fit_loans(FCFL([0.1, 0.2]), module=module)
-    assert torch.equal(weights(module), weights(fresh(Loans)))
-
-
 def test_broken_groups_name_the_client():
     class Broken(Loans):
         def federated_groups(self, batch):
@@ -210,12 +203,6 @@ def test_broken_groups_name_the_client():
 
     with pytest.raises(ClientError, match=r"client 0 in round 0: .*Broken.federated_groups must return .* one shape"):
         fit_loans(FCFL(0.1), module=fresh(Broken))
-
-
-def test_own_budgets_and_partial_participation():
-    module, _, trainer = fit_loans(FCFL([0.0, 0.2, 0.5]), 5, clients_per_round=2)
-    assert weights(module).isfinite().all()
-    assert len(trainer.strategy.last_round.client_ids) == 2
 
 
 def test_pairs_that_make_no_sense_are_refused():

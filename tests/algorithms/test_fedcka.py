@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from client_rounds import Net, Rounds, assign, client_data, flat
+from client_rounds import Net, Rounds, assign, by_rule, client_data, descend, flat, mean_of, partial
 from method_fits import fit_method
 from support import Classifier, fresh
 from torch import nn
@@ -42,11 +42,11 @@ def outputs(net, batch):
     return [hidden, net.head(features)]
 
 
-def federate(rounds, cohorts, data):
+def federate(data):
     module, last, path = Net(), {}, []
-    for t in range(rounds):
+    for t in range(5):
         models = {}
-        for i in cohorts(t):
+        for i in partial(t):
             local, received = copy.deepcopy(module), copy.deepcopy(module).eval()
             for batch in data[i]:
                 loss = local.loss(batch)
@@ -59,51 +59,37 @@ def federate(rounds, cohorts, data):
                     for x, new, old in zip(mine, *theirs, strict=True):
                         a, b = cka(x, new), cka(x, old)
                         loss = loss - MU / 2 * torch.log(torch.exp(a) / (torch.exp(a) + torch.exp(b)))
-                gradients = torch.autograd.grad(loss, list(local.parameters()))
-                with torch.no_grad():
-                    for p, g in zip(local.parameters(), gradients, strict=True):
-                        p -= LR * g
+                descend(local, loss, LR)
             models[i] = local
         last |= {i: copy.deepcopy(models[i]).eval() for i in models}
-        sizes = torch.tensor([sum(len(y) for _, y in data[i]) for i in models]).double()
-        assign(module, (sizes / sizes.sum()) @ torch.stack([flat(models[i]) for i in models]))
+        assign(module, mean_of(models, data))
         path.append(flat(module))
     return torch.stack(path)
 
 
-def partial(t):
-    return [[0, 2], [1, 2, 3], [0, 2], [0, 1, 3], [2, 0]][t]
-
-
-def by_rule(rounds, data, module=None, **options):
-    method = FedCKA(MU, **options)
-    run = Rounds(method, method.client_rule(), data, module, lr=LR)
-    path = []
-    for t in range(rounds):
-        run.round(partial(t))
-        path.append(run.params)
-    return torch.stack(path)
+def path_of(rounds, data, module=None, **options):
+    return by_rule(lambda: FedCKA(MU, **options), data, rounds, lost=lambda when: (), module=module, lr=LR)[0]
 
 
 def test_equals_the_loop_with_copies():
     data = client_data(seed=9)
     data[2] = data[2][:2]
-    expected = federate(5, partial, data)
-    torch.testing.assert_close(by_rule(5, data), expected, rtol=0, atol=1e-9)
-    torch.testing.assert_close(by_rule(5, data, layers=["encoder.0", "head"]), expected, rtol=0, atol=1e-9)
-    assert not torch.allclose(by_rule(5, data, layers=["encoder.0"]), expected, atol=1e-4)
+    expected = federate(data)
+    torch.testing.assert_close(path_of(5, data), expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(path_of(5, data, layers=["encoder.0", "head"]), expected, rtol=0, atol=1e-9)
+    assert not torch.allclose(path_of(5, data, layers=["encoder.0"]), expected, atol=1e-4)
 
 
 def test_the_first_layers_are_compared():
     data = client_data(seed=9)
-    assert torch.equal(by_rule(3, data, num_layers=1), by_rule(3, data, layers=["encoder.0"]))
+    assert torch.equal(path_of(3, data, num_layers=1), path_of(3, data, layers=["encoder.0"]))
 
 
 def test_activations_that_work_in_place_make_no_difference():
     def path(inplace):
         module = Net(norm=False)
         module.encoder[2] = nn.ReLU(inplace)
-        return by_rule(3, client_data(seed=9), module)
+        return path_of(3, client_data(seed=9), module)
 
     assert torch.equal(path(True), path(False))
 

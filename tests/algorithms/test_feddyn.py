@@ -3,7 +3,7 @@ import copy
 
 import pytest
 import torch
-from client_rounds import Net, Rounds, assign, client_data, flat
+from client_rounds import Net, Rounds, assign, by_rule, client_data, descend, flat, lost, partial
 from method_fits import fit_method, trained
 
 import fl_lightning as fl
@@ -13,60 +13,36 @@ from fl_lightning.core.storage import kept
 ALPHA, LR = 0.3, 0.2
 
 
-def federate(rounds, cohorts, data, lost=lambda t: (), alpha=ALPHA, epochs=1):
+def federate(data):
     """Algorithm 1 with deep copies and autograd of the written objective."""
     module = Net(norm=False)
     n = flat(module).numel()
     h, duals, w = torch.zeros(n).double(), {i: torch.zeros(n).double() for i in data}, flat(module)
     path = []
-    for t in range(rounds):
+    for t in range(6):
         models = {}
-        for i in cohorts(t):
+        for i in partial(t):
             local = copy.deepcopy(module)
             assign(local, w)
-            for batch in data[i] * epochs:
+            for batch in data[i]:
                 theta = torch.cat([p.reshape(-1) for p in local.parameters()])
-                objective = local.loss(batch) - duals[i] @ theta + alpha / 2 * (theta - w).square().sum()
-                gradients = torch.autograd.grad(objective, list(local.parameters()))
-                with torch.no_grad():
-                    for p, g in zip(local.parameters(), gradients, strict=True):
-                        p -= LR * g
+                objective = local.loss(batch) - duals[i] @ theta + ALPHA / 2 * (theta - w).square().sum()
+                descend(local, objective, LR)
             models[i] = flat(local)
-        arrived = [i for i in cohorts(t) if i not in lost(t)]
+        arrived = [i for i in partial(t) if i not in lost(t)]
         for i in arrived:
-            duals[i] = duals[i] - alpha * (models[i] - w)
-        h = h - alpha / len(data) * sum(models[i] - w for i in arrived)
-        w = sum(models[i] for i in arrived) / len(arrived) - h / alpha
+            duals[i] = duals[i] - ALPHA * (models[i] - w)
+        h = h - ALPHA / len(data) * sum(models[i] - w for i in arrived)
+        w = sum(models[i] for i in arrived) / len(arrived) - h / ALPHA
         path.append(w)
     return torch.stack(path), h, duals
 
 
-def partial(t):
-    return [[0, 2], [1, 3, 2], [3], [0, 1, 2, 3], [2, 0], [1]][t]
-
-
-def by_rule(rounds, cohorts, data, lost=lambda t: (), reload_at=None, **options):
-    method = FedDyn(ALPHA, **options)
-    run = Rounds(method, method.client_rule(), data, Net(norm=False), LR)
-    path = []
-    for t in range(rounds):
-        if t == reload_at:
-            states = kept.state(method), kept.state(method.client_rule())
-            run.server = FedDyn(ALPHA)
-            run.client = run.server.client_rule()
-            kept.load(run.server, states[0])
-            kept.load(run.client, states[1])
-            run.begin()
-        run.round(cohorts(t), lost(t))
-        path.append(run.params)
-    return torch.stack(path), run.client
-
-
 def test_equals_algorithm_1_with_late_joiners_and_a_drop_out():
     data = client_data(seed=3)
-    lost = lambda t: (3,) if t == 1 else ()  # noqa: E731
-    expected, h, duals = federate(6, partial, data, lost)
-    path, client = by_rule(6, partial, data, lost)
+    expected, h, duals = federate(data)
+    path, run = by_rule(lambda: FedDyn(ALPHA), data, module=Net(norm=False), lr=LR)
+    client = run.client
     torch.testing.assert_close(path, expected, rtol=0, atol=1e-9)
     torch.testing.assert_close(client.h * ALPHA, h, rtol=0, atol=1e-10)
     torch.testing.assert_close(h, sum(duals.values()) / len(data))  # whoever took part
@@ -86,19 +62,6 @@ def test_a_dual_is_the_gradient_of_its_client_where_it_solves_its_problem():
             assign(run.module, before - cohort.updates.rows[cohort.client_ids.index(i)])
             gradient = torch.autograd.grad(run.module.loss(data[i][0]), run.parameters)
             torch.testing.assert_close(dual, torch.cat([g.reshape(-1) for g in gradient]), rtol=0, atol=1e-6)
-
-
-def test_single_client_moves_by_its_update_and_its_dual():
-    data = client_data(clients=1)
-    path, _ = by_rule(1, lambda t: [0], data)
-    expected, *_ = federate(1, lambda t: [0], data)
-    torch.testing.assert_close(path, expected, rtol=0, atol=1e-12)
-
-
-def test_resumed_run_continues_bit_for_bit():
-    data = client_data()
-    assert torch.equal(by_rule(6, partial, data)[0], by_rule(6, partial, data, reload_at=3)[0])
-    assert torch.equal(by_rule(6, partial, data)[0], by_rule(6, partial, data, dual_device="cpu")[0])
 
 
 def test_server_part_is_not_masked_by_fedheal():

@@ -34,14 +34,11 @@ def test_the_ranking_is_right_where_published_code_turns_it_around():
 
 
 @few
-@given(st.lists(st.floats(-10, 10), min_size=2, max_size=8), st.floats(0, 1), st.randoms(use_true_random=False))
-def test_weights(losses, epsilon, random):
-    order = list(range(len(losses)))
-    random.shuffle(order)
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=8), st.floats(0, 1))
+def test_weights(losses, epsilon):
     found = weights(losses, epsilon)
     assert found.sum() == pytest.approx(1)
     assert (found[torch.tensor(losses, dtype=torch.float64).argsort()].diff() >= -1e-15).all()
-    torch.testing.assert_close(weights([losses[i] for i in order], epsilon), found[order], rtol=1e-12, atol=0)
     spread = 1 + 3 * (1 - epsilon) / (len(losses) + 1)
     assert found.max() / found.min() <= spread * (1 + 1e-12)
     if len(set(losses)) == len(losses):

@@ -2,7 +2,6 @@
 """FedLF on a device: one look at what is there per step, and the same step as on the CPU."""
 
 import itertools
-import warnings
 
 import pytest
 import torch
@@ -126,22 +125,3 @@ def test_the_device_notices_what_is_read():
         with pytest.raises(RuntimeError, match="here and elsewhere"):
             torch.stack([one[0], torch.tensor(1.0)])
     assert device.get(one).tolist() == [0.0, 1.0]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("window", ["none", "all"])
-def test_cuda_waits_once_per_step(window):
-    rule, layout = FedLF(history_window=window), ParamLayout.from_sizes([300, 0, 80, 120])
-    cohorts = [
-        make_cohort(c.updates.rows.cuda(), c.losses, c.client_ids, c.round, layout, params=c.params.cuda(), extras={})
-        for c in sampled_rounds(6, 9, 3, 51, torch.float32, 500, layout)
-    ]
-    for cohort in cohorts:
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            with warnings.catch_warnings(record=True) as seen:
-                warnings.simplefilter("always")
-                rule.aggregate(cohort)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        assert len([w for w in seen if "synchronizing" in str(w.message)]) == 1

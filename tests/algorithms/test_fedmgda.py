@@ -95,15 +95,6 @@ def test_a_zero_update_changes_nothing_for_the_others():
         torch.testing.assert_close(with_zero, without, rtol=1e-6, atol=1e-9)
 
 
-def test_published_code_stops_for_good_at_a_zero_update():
-    """With 1e-8 added to its norm a zero update stays zero, and zero is the shortest vector of any hull with it."""
-    rows = random_rows(4, 64)
-    rows[2] = 0
-    published = (rows / (rows.norm(dim=1, keepdim=True) + 1e-8)).numpy()
-    assert not vector_forms.shortest_point(published).any()
-    assert FedMGDAPlus(epsilon=1.0).aggregate(make_cohort(rows, lr=1.0)).norm() > 0.1
-
-
 @pytest.mark.parametrize(("silent", "stops"), [(10, True), (9, False), (5, False)])
 def test_zero_updates_of_a_tenth_stop_published_code_with_small_weights_too(silent, stops):
     """FedMDFG's Table 4: of 100 clients each weighs at most .01 + .1, so that ten zero rows can hold all the weight."""
@@ -123,12 +114,3 @@ def test_opposite_updates_give_no_step():
     assert not rule.aggregate(make_cohort(torch.cat([row, -3 * row]))).any()
     assert rule.report.flagged
     assert FedMGDAPlus(epsilon=0.1).aggregate(make_cohort(torch.cat([row, -3 * row]))).any()  # sizes 1 and 2
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_cuda_agrees_with_cpu():
-    rows = random_rows(4, 67)
-    on_gpu = make_cohort(rows.cuda(), params=torch.zeros(rows.shape[1], dtype=rows.dtype, device="cuda"))
-    step = FedMGDAPlus().aggregate(on_gpu)
-    assert step.is_cuda
-    torch.testing.assert_close(step.cpu(), FedMGDAPlus().aggregate(make_cohort(rows)))

@@ -13,7 +13,6 @@ from fl_lightning.algorithms import FedAvg, FedFV, FedLF, FedMDFG, FedMGDAPlus
 from fl_lightning.algorithms._shared.common_descent import loss_angle
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.ops import project_conflicts
-from fl_lightning.ops.solvers import min_norm
 
 COLUMNS = (3, 1, 4)
 LAYOUT = ParamLayout.from_sizes(COLUMNS)
@@ -62,14 +61,6 @@ def conflicts(rule, cohort, step):
 # 1. The weights of a hull are optimal, and the step is one that nobody conflicts with.
 
 
-@given(rows=arrays(np.float64, st.tuples(st.integers(1, 9), st.just(5)), elements=numbers))
-@quick
-def test_every_row_gains_at_least_what_the_shortest_point_gains(rows):
-    gram = torch.from_numpy(rows @ rows.T)
-    lam = min_norm(gram)
-    assert ((gram @ lam) >= lam @ gram @ lam - 1e-12 * (gram.trace() / len(gram))).all()
-
-
 @every_common_descent
 @given(cohort=cohorts())
 @quick
@@ -88,14 +79,6 @@ def test_with_independent_rows_everybody_gains(name, cohort):
 
 
 # 2. FedLF: the slopes of layers add up to the model's; one block with the other fair row is FedMDFG's direction.
-
-
-@given(cohort=cohorts())
-@quick
-def test_slopes_of_layers_add_up(cohort):
-    step = FedLF().aggregate(cohort)
-    layers = cohort.updates.dots(step).sum(0)
-    torch.testing.assert_close(layers, cohort.updates.rows @ step, rtol=0, atol=1e-12 * float(1 + step.norm()) * 100)
 
 
 @given(cohort=cohorts(independent=True))

@@ -4,24 +4,23 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from client_rounds import Net, Rounds, assign, buffers_of, client_data, flat
+from client_rounds import Net, Rounds, assign, buffers_of, by_rule, client_data, descend, flat, lost, mean_of, partial
 from method_fits import FailsInRoundOne, fit_method, trained
 from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
-from fl_lightning.algorithms import MOON, FedMDFG
-from fl_lightning.core.storage import kept
+from fl_lightning.algorithms import MOON
 
 MU, TEMPERATURE, LR = 0.7, 0.5, 0.2
 
 
-def federate(rounds, cohorts, data, lost=lambda t: (), keep=None):
+def federate(data, keep=None):
     """The published code's loop: deep copies of the networks, frozen ones in evaluation mode, cross entropy to 0."""
     module = Net()
     last, path = {}, []
-    for t in range(rounds):
+    for t in range(6):
         models = {}
-        for i in cohorts(t):
+        for i in partial(t):
             local, received = copy.deepcopy(module), copy.deepcopy(module).eval()
             for batch in data[i]:
                 loss = local.loss(batch)
@@ -36,44 +35,16 @@ def federate(rounds, cohorts, data, lost=lambda t: (), keep=None):
                         glob, prev = (net.federated_features(batch)[0] for net in (received, last[i]))
                     logits = torch.stack([F.cosine_similarity(z, glob), F.cosine_similarity(z, prev)], 1) / TEMPERATURE
                     loss = loss + MU * F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64))
-                gradients = torch.autograd.grad(loss, list(local.parameters()))
-                with torch.no_grad():
-                    for p, g in zip(local.parameters(), gradients, strict=True):
-                        p -= LR * g
+                descend(local, loss, LR)
             models[i] = local
-        arrived = [i for i in cohorts(t) if i not in lost(t)]
+        arrived = [i for i in partial(t) if i not in lost(t)]
         for i in arrived:
             last.pop(i, None)
             last[i] = copy.deepcopy(models[i]).eval()
         last = dict(list(last.items())[-(keep or len(data)) :])
-        sizes = torch.tensor([sum(len(y) for _, y in data[i]) for i in arrived]).double()
-        assign(module, (sizes / sizes.sum()) @ torch.stack([flat(models[i]) for i in arrived]))
+        assign(module, mean_of({i: models[i] for i in arrived}, data))
         path.append(flat(module))
     return torch.stack(path)
-
-
-def partial(t):
-    return [[0, 2], [1, 2, 3], [0, 2], [0, 1, 2, 3], [2, 0], [1, 3]][t]
-
-
-def lost(t):
-    return (3,) if t == 1 else ()
-
-
-def by_rule(rounds, data, reload_at=None, **options):
-    make = lambda: MOON(MU, TEMPERATURE, **options)  # noqa: E731
-    method = make()
-    run = Rounds(method, method.client_rule(), data, lr=LR)
-    path = []
-    for t in range(rounds):
-        if t == reload_at:
-            state, run.server = kept.state(run.client), make()
-            run.client = run.server.client_rule()
-            kept.load(run.client, state)
-            run.begin()
-        run.round(partial(t), lost(t))
-        path.append(run.params)
-    return torch.stack(path), run
 
 
 @pytest.mark.parametrize("keep", [None, 2])
@@ -81,23 +52,10 @@ def test_equals_the_loop_with_copies(keep):
     """Unequal sizes, late joiners, a drop-out, BatchNorm; and with fewer remembered models than clients."""
     data = client_data(seed=5)
     data[2] = data[2][:2]
-    path, run = by_rule(6, data, max_models=keep)
-    torch.testing.assert_close(path, federate(6, partial, data, lost, keep), rtol=0, atol=1e-9)
+    path, run = by_rule(lambda: MOON(MU, TEMPERATURE, max_models=keep), data, lr=LR)
+    torch.testing.assert_close(path, federate(data, keep), rtol=0, atol=1e-9)
     assert len(run.client.models) == (keep or 4)
-    assert not torch.allclose(path, federate(6, partial, data, lost, 1), atol=1e-4)
-
-
-def test_remembers_models_with_their_statistics():
-    data = client_data()
-    method = MOON()
-    run = Rounds(method, method.client_rule(), data)
-    row, _, _, after = run.train(1)
-    run.round([1])
-    model = method.client_rule().models[1]
-    torch.testing.assert_close(model.params, run.layout.flatten(run.parameters))
-    assert row.any()
-    packed = torch.cat([value.reshape(-1).view(torch.uint8) for value in after.values()])
-    assert torch.equal(model.buffers, packed)
+    assert not torch.allclose(path, federate(data, 1), atol=1e-4)
 
 
 def test_statistics_and_modes_are_those_of_plain_training():
@@ -115,13 +73,6 @@ def test_statistics_and_modes_are_those_of_plain_training():
         assert not run.module.encoder[3].training
     assert after[0.0].keys() == buffers_of(run.module).keys()
     assert all(torch.equal(after[0.0][name], after[1e-300][name]) for name in after[0.0])
-
-
-def test_resumed_run_continues_bit_for_bit():
-    data = client_data()
-    whole = by_rule(6, data)[0]
-    assert torch.equal(whole, by_rule(6, data, reload_at=3)[0])
-    assert torch.equal(whole, by_rule(6, data, model_device="cpu")[0])
 
 
 # ---- in a trainer
@@ -184,11 +135,6 @@ def test_a_training_step_that_uses_its_features_saves_the_second_pass():
     assert OnePass.passes == module.trainer.strategy.last_round.local_steps
 
 
-def test_refused_where_nothing_is_trained_locally():
-    with pytest.raises(ValueError, match="FedMDFG takes full gradients"):
-        fl.FederatedStrategy(FedMDFG(), client=MOON())
-
-
 @pytest.mark.filterwarnings("ignore:round .* had no usable report")
 @pytest.mark.fit
 def test_a_client_that_fails_leaves_the_module_as_it_was():
@@ -198,13 +144,3 @@ def test_a_client_that_fails_leaves_the_module_as_it_was():
         quiet_trainer(strategy, 3).fit(module, federated_blobs())
     assert "federated_features" not in vars(module)
     assert weights(module).isfinite().all()
-
-
-@pytest.mark.fit
-def test_memory_plan_counts_models_and_statistics(caplog):
-    with caplog.at_level("INFO"):
-        fit_method(MOON(max_models=3), rounds=1)
-    plan = next(record.message for record in caplog.records if "Memory beside the module" in record.message)
-    module = fresh(Classifier, norm=True)
-    size = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
-    assert f"ModelContrast.models {(3 + 4) * size:,} B" in plan  # those of the round beside those that are remembered

@@ -6,7 +6,7 @@ import copy
 import pytest
 import torch
 from cases import in_turn, pairwise
-from client_rounds import Net, Rounds, client_data, flat
+from client_rounds import Net, Rounds, client_data, flat, lost, partial
 from method_fits import assert_resumes, fit_method
 from support import Classifier, federated_blobs, fresh, on_path, quiet_trainer
 from torch import nn
@@ -58,14 +58,6 @@ def federate(rounds, cohorts, data, name, lost, momentum):
         mean = {key: sum(sizes[i] / total * ends[i][key] for i in arrived) for key in shared}
         server.load_state_dict({**server.state_dict(), **mean})
     return server, own
-
-
-def partial(t):
-    return [[0, 2], [1, 2], [0, 3], [0, 1, 2, 3], [2, 0]][t]
-
-
-def lost(t):
-    return (2,) if t == 1 else ()
 
 
 def unequal_data():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from client_rounds import Net, Rounds, client_data, flat
+from client_rounds import Net, Rounds, assign, client_data, descend, flat, mean_of
 
 from fl_lightning.algorithms import FedAvg, PropFair
 
@@ -33,16 +33,9 @@ def test_equals_gradients_scaled_by_hand(huber):
                 loss = net.loss(batch)
                 size = float(loss.detach())
                 beyond += M - size < EPS
-                gradients = torch.autograd.grad(loss, list(net.parameters()))
-                with torch.no_grad():
-                    for p, g in zip(net.parameters(), gradients, strict=True):
-                        p -= LR * slope(size, huber) * g
-            ends[client] = sum(len(y) for _, y in batches), flat(net)
-        total = sum(size for size, _ in ends.values())
-        end = sum(size / total * params for size, params in ends.values())
-        with torch.no_grad():
-            for p, part in zip(module.parameters(), end.split([p.numel() for p in module.parameters()]), strict=True):
-                p.copy_(part.view_as(p))
+                descend(net, loss, LR * slope(size, huber))
+            ends[client] = net
+        assign(module, mean_of(ends, data))
     assert 0 < beyond < 6 * 2 * 10  # both pieces of the surrogate
     torch.testing.assert_close(run.params, flat(module), rtol=0, atol=1e-9)
 

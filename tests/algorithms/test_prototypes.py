@@ -6,7 +6,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from client_rounds import CLASSES, Net, Rounds, assign, client_data, flat
+from client_rounds import CLASSES, Net, Rounds, assign, by_rule, client_data, descend, flat, lost, mean_of, partial
 from method_fits import assert_resumes, fit_method, trained
 from support import Classifier, fresh, on_path, weights
 
@@ -36,12 +36,12 @@ def proc_term(features, y, protos, when):
     return 1 - a, a * total / len(y)
 
 
-def federate(rounds, cohorts, data, term, lost=lambda t: (), epochs=2):
+def federate(data, term, epochs=2):
     """Prototypes in dictionaries of lists, as published code has them."""
     module, protos, path = Net(), {}, []
-    for t in range(rounds):
+    for t in range(6):
         models, sent = {}, {}
-        for i in cohorts(t):
+        for i in partial(t):
             local, held = copy.deepcopy(module), {}
             for epoch in range(epochs):
                 for batch in data[i]:
@@ -51,19 +51,15 @@ def federate(rounds, cohorts, data, term, lost=lambda t: (), epochs=2):
                     if epoch == epochs - 1:
                         for f, label in zip(features.detach(), y.tolist(), strict=True):
                             held.setdefault(label, []).append(f)
-                    gradients = torch.autograd.grad(loss, list(local.parameters()))
-                    with torch.no_grad():
-                        for p, g in zip(local.parameters(), gradients, strict=True):
-                            p -= LR * g
-            models[i] = flat(local)
+                    descend(local, loss, LR)
+            models[i] = local
             sent[i] = {label: torch.stack(values).mean(0) for label, values in held.items()}
-        arrived = [i for i in cohorts(t) if i not in lost(t)]
+        arrived = [i for i in partial(t) if i not in lost(t)]
         for label in range(CLASSES):
             means = [sent[i][label] for i in arrived if label in sent[i]]
             if means:
                 protos[label] = torch.stack(means).mean(0)
-        sizes = torch.tensor([sum(len(y) for _, y in data[i]) for i in arrived]).double()
-        assign(module, (sizes / sizes.sum()) @ torch.stack([models[i] for i in arrived]))
+        assign(module, mean_of({i: models[i] for i in arrived}, data))
         path.append(flat(module))
     return torch.stack(path), protos
 
@@ -75,31 +71,8 @@ MAKE = {
 each = pytest.mark.parametrize("name", MAKE)
 
 
-def partial(t):
-    return [[0, 2], [1, 2], [0, 3], [0, 1, 2, 3], [2, 0], [1, 3]][t]
-
-
-def lost(t):
-    return (2,) if t == 1 else ()
-
-
 def some_classes(client):
     return [[0, 1], [1], [0, 2], [3]][client]
-
-
-def by_rule(make, rounds, data, reload_at=None):
-    method = make()
-    run = Rounds(method, method.client_rule(), data, lr=LR, epochs=2)
-    path = []
-    for t in range(rounds):
-        if t == reload_at:
-            state, run.server = kept.state(run.client), make()
-            run.client = run.server.client_rule()
-            kept.load(run.client, state)
-            run.begin()
-        run.round(partial(t), lost(t))
-        path.append(run.params)
-    return torch.stack(path), run.client
 
 
 @each
@@ -107,8 +80,8 @@ def test_equals_the_loop_with_dictionaries(name):
     """Clients without some classes, a class that nobody has at first, a drop-out, late joiners, two local epochs."""
     make, term = MAKE[name]
     data = client_data(labels=some_classes, seed=6)
-    path, client = by_rule(make, 6, data)
-    expected, protos = federate(6, partial, data, term, lost)
+    path, run = by_rule(make, data, lr=LR, epochs=2)
+    client, (expected, protos) = run.client, federate(data, term)
     torch.testing.assert_close(path, expected, rtol=0, atol=1e-9)
     assert client.known.tolist() == [True] * CLASSES
     torch.testing.assert_close(client.prototypes, torch.stack([protos[c] for c in range(CLASSES)]), rtol=0, atol=1e-10)
@@ -116,31 +89,6 @@ def test_equals_the_loop_with_dictionaries(name):
     for t in range(6):
         plain.round(partial(t), lost(t))
     assert not torch.allclose(plain.params, path[-1], atol=1e-3)
-
-
-@each
-def test_single_client_with_a_single_class(name):
-    make, term = MAKE[name]
-    data = client_data(clients=1, labels=lambda client: [2])
-    method = make()
-    run = Rounds(method, method.client_rule(), data, lr=LR, epochs=2)
-    for _ in range(3):
-        run.round([0])
-    expected, _ = federate(3, lambda t: [0], data, term)
-    torch.testing.assert_close(run.params, expected[-1], rtol=0, atol=1e-10)
-    assert run.client.known.tolist() == [False, False, True, False]
-
-
-@each
-def test_a_class_that_nobody_holds_keeps_its_prototype(name):
-    method = MAKE[name][0]()
-    run = Rounds(method, method.client_rule(), client_data(labels=some_classes), lr=LR)
-    run.round([3])
-    before = run.client.prototypes.clone()
-    run.round([1])
-    assert run.client.known.tolist() == [False, True, False, True]
-    assert torch.equal(run.client.prototypes[3], before[3])
-    assert run.client.prototypes[1].any()
 
 
 @each
@@ -157,16 +105,6 @@ def test_samples_without_a_class_count_nowhere(name):
 
 
 @each
-def test_prototypes_come_from_the_last_pass(name):
-    method = MAKE[name][0]()
-    data = client_data(clients=1, labels=lambda client: [1, 3])
-    run = Rounds(method, method.client_rule(), data, Net(norm=False), lr=LR, epochs=3)
-    report = run.train(0)[1]
-    assert report.extras["prototype_counts"].sum() == sum(len(y) for _, y in data[0])
-    assert report.extras["prototype_counts"][[0, 2]].tolist() == [0, 0]
-
-
-@each
 def test_a_class_too_many_in_the_first_batch_is_named(name):
     method, data = {"FedProto": FedProto, "FedProc": FedProc}[name](num_classes=3), client_data(clients=1)
     for place, (_, y) in enumerate(data[0]):
@@ -174,24 +112,6 @@ def test_a_class_too_many_in_the_first_batch_is_named(name):
     data[0][0][1][0] = 3
     with pytest.raises(ValueError, match="class indices must be below num_classes=3, found 3"):
         Rounds(method, method.client_rule(), data).round([0])
-
-
-@each
-def test_a_state_from_before_the_first_round_forgets_the_prototypes(name):
-    run = Rounds((method := MAKE[name][0]()), method.client_rule(), client_data())
-    before = kept.state(run.client)
-    run.round([0, 1])
-    assert run.client.known.all()
-    kept.load(run.client, before)
-    assert run.client.prototypes is None
-    assert run.client.known is None
-
-
-@each
-def test_resumed_run_continues_bit_for_bit(name):
-    data = client_data(labels=some_classes)
-    make = MAKE[name][0]
-    assert torch.equal(by_rule(make, 6, data)[0], by_rule(make, 6, data, reload_at=3)[0])
 
 
 def test_contrast_gives_way_to_the_own_loss():

@@ -21,16 +21,11 @@ def test_q_0_is_the_uniform_mean(losses, seed):
 
 
 @few
-@given(losses_of, st.floats(0.0, 5.0), st.integers(0, 99), st.randoms(use_true_random=False))
-def test_order_does_not_matter_and_larger_losses_weigh_more(losses, q, seed, random):
-    rows, order = random_rows(len(losses), seed), list(range(len(losses)))
-    random.shuffle(order)
-    one, two = QFedAvg(q), QFedAvg(q)
-    step = one.aggregate(make_cohort(rows, losses))
-    torch.testing.assert_close(
-        step, two.aggregate(make_cohort(rows[order], [losses[i] for i in order])), rtol=1e-9, atol=1e-15
-    )
-    weights = one.report.weights
+@given(losses_of, st.floats(0.0, 5.0), st.integers(0, 99))
+def test_larger_losses_weigh_more(losses, q, seed):
+    rule = QFedAvg(q)
+    rule.aggregate(make_cohort(random_rows(len(losses), seed), losses))
+    weights = rule.report.weights
     assert (weights[torch.tensor(losses).argsort()].diff() >= -1e-15).all()
     assert 0 < weights.sum() <= 1 + 1e-12
 

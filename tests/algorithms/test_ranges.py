@@ -10,6 +10,7 @@ from fl_lightning import algorithms as fl
 
 OUT_OF_RANGE = {
     fl.AdaFed: {"gamma": [-0.1, nan, inf], "unit": ["mean"]},
+    fl.AAggFF: {"setting": ["cross"], "response": ["cauchy"]},
     fl.AFL: {"lambda_lr": [-0.1, nan, inf]},
     fl.Ditto: {"lam": [-1.0, nan], "personal_lr": [0.0]},
     fl.FA: {"bases": [[1.0], [[nan]]], "sigma": [0.0], "bound": [0.5], "tau": [-0.1], "penalty": [-1.0]},
@@ -17,6 +18,7 @@ OUT_OF_RANGE = {
         "budget": [-0.1, (0.1, nan), []], "notion": ["ap"], "stage1_rounds": [-1], "tol": [-1.0], "delta": [0.0],
         "beta": [1.5], "sharpness": [0.0], "reading": ["both"],
     },
+    fl.FairReg: {"weight": [-1], "notion": ["x"]},
     fl.FedCKA: {"mu": [-1.0, nan], "layers": [[], "net.0"], "num_layers": [0], "max_models": [0]},
     fl.FedDyn: {"alpha": [0, -1.0, nan]},
     fl.FedFV: {"alpha": [-0.1, 1.1], "tau": [-1], "reading": ["both"]},
@@ -34,8 +36,10 @@ OUT_OF_RANGE = {
     fl.FedRep: {"head_epochs": [-1]},
     fl.MMPF: {"inner_rounds": [0], "iterations": [0], "patience": [0], "k_min": [0], "alpha": [1.0]},
     fl.MOON: {"mu": [-0.1, nan], "temperature": [0.0], "max_models": [0]},
+    fl.FedProx: {"mu": [-1.0, nan]},
     fl.PropFair: {"base": [0.0], "epsilon": [0.0]},
     fl.QFedAvg: {"q": [-0.1, nan, inf]},
+    fl.SCAFFOLD: {"server_lr": [0.0], "weighting": ["Samples"]},
     fl.TERM: {"t": [0.0, -1.0, nan], "ema_rate": [0.0, 1.1], "reading": ["sum"]},
 }  # fmt: skip
 BESIDE = {fl.FA: {"bases": [[0.0], [1.0]]}, fl.Ditto: {"directory": "own"}, fl.FedBN: {"directory": "own"}}

@@ -20,14 +20,12 @@ def test_towards_0_it_is_the_uniform_mean(losses, seed):
 
 
 @few
-@given(losses_of, st.floats(1e-3, 1e3), st.sampled_from(["library", "paper"]), st.randoms(use_true_random=False))
-def test_weights(losses, t, reading, random):
-    """A tilted mean whatever the offset and the order; more for larger losses; the largest alone for a large tilt."""
-    rows, order = random_rows(len(losses), 3), list(range(len(losses)))
-    random.shuffle(order)
-    rule, other = TERM(t, reading), TERM(t, reading)
+@given(losses_of, st.floats(1e-3, 1e3), st.sampled_from(["library", "paper"]))
+def test_weights(losses, t, reading):
+    """A tilted mean whatever the offset, and more for larger losses."""
+    rows, rule = random_rows(len(losses), 3), TERM(t, reading)
     step = rule.aggregate(make_cohort(rows, losses))
-    moved = other.aggregate(make_cohort(rows[order], [losses[i] + 7.0 for i in order]))
+    moved = TERM(t, reading).aggregate(make_cohort(rows, [loss + 7.0 for loss in losses]))
     torch.testing.assert_close(step, moved, rtol=1e-6, atol=1e-9)
     weights = rule.report.weights
     assert weights.sum() == pytest.approx(1, rel=1e-9)

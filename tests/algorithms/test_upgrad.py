@@ -82,19 +82,6 @@ def test_it_is_the_mean_where_nobody_conflicts_and_not_mgda_where_somebody_does(
     assert torch.nn.functional.cosine_similarity(*directions, dim=0) < 0.9
 
 
-def test_layers_are_solved_apart():
-    rows = random_rows(5, 3)
-    rows[1] = -rows[0] + 0.2 * rows[2]
-    other = rows.clone()
-    other[:, STARTS[1] :] = random_rows(5, 4)[:, STARTS[1] :]
-    one, two = (UPGrad().aggregate(make_cohort(r)) for r in (rows, other))
-    torch.testing.assert_close(one[: STARTS[1]], two[: STARTS[1]])
-    whole = [
-        UPGrad("model").aggregate(make_cohort(r, layout=ParamLayout.from_sizes([sum(SIZES)]))) for r in (rows, other)
-    ]
-    assert not torch.allclose(*(step[: STARTS[1]] for step in whole))
-
-
 def test_layers_without_a_common_direction_or_without_rows_stand_still():
     rows = random_rows(2, 5)
     rows[1, : STARTS[1]] = -rows[0, : STARTS[1]]

@@ -143,14 +143,14 @@ def compare(rule, form, cohorts, **more):
 
 
 class AAggFF(Form):
-    """The authors' server, with its vectors over all ``K`` clients, and defects of theirs on request.
+    """The authors' server, with its vectors over all ``K`` clients, without its defects.
 
-    ``defects``: decisions start at ``C`` each, and the estimate of a client's response lacks the mean. The root of the
-    rounds is the package's: theirs counts one more.
+    There decisions start at ``C`` each, the estimate of a client's response lacks the mean, and the root of the rounds
+    counts one more.
     """
 
-    def __init__(self, setting, clients, cdf, defects=False, minimise=None):
-        self.setting, self.K, self.cdf, self.defects, self.minimise = setting, clients, cdf, defects, minimise
+    def __init__(self, setting, clients, cdf, minimise=None):
+        self.setting, self.K, self.cdf, self.minimise = setting, clients, cdf, minimise
         self.p, self.g, self.t = None, np.zeros(clients), 0
         self.H = 4.0 * np.eye(clients)
 
@@ -159,7 +159,7 @@ class AAggFF(Form):
         C = len(ids) / K
         self.t += 1
         if self.p is None:
-            self.p = np.full(K, C if self.defects else 1 / K)
+            self.p = np.full(K, 1 / K)
         x = np.asarray(losses, dtype=float) / np.mean(losses)
         r = np.zeros(K)
         r[ids] = [self.cdf(value) for value in x]
@@ -173,7 +173,7 @@ class AAggFF(Form):
             r[ids] = r[ids] * C
             mean = r[ids].mean()
             robust = np.full(K, mean)
-            robust[ids] = (r[ids] - mean) / C + (0 if self.defects else mean)
+            robust[ids] = (r[ids] - mean) / C + mean
             below = self.p.sum() * mean + 1
             first = -robust / below
             second = np.outer(np.ones(K), self.p) * mean @ (robust - mean) / below**2

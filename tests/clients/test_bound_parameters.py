@@ -320,10 +320,3 @@ def test_frozen_parameters_that_clients_change_are_refused(policy):
     strategy = fl.FederatedStrategy(clients_per_round=2, on_client_error=policy)
     with pytest.raises(ValueError, match=r"found changes in 'counter'"):
         training_only(strategy, 1).fit(Counts(True), federated_blobs())
-
-
-def test_mixed_dtypes_are_refused_in_a_fit():
-    module = fresh()
-    module.net[2].double()
-    with pytest.raises(ValueError, match=r"float64 on cpu: 'net\.2\.weight'"):
-        training_only(fl.FederatedStrategy(), 1).fit(module, federated_blobs())

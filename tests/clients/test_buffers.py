@@ -230,15 +230,6 @@ def test_every_client_starts_from_the_same_buffers(algorithm):
     assert first[0][1] == 0
 
 
-def test_an_exception_leaves_the_global_buffers_in_the_module():
-    module = fresh(Watching, fail=(3,))
-    start = weights(module)
-    with pytest.raises(fl.ClientError):
-        training_only(fl.FederatedStrategy(), 1).fit(module, federated_blobs())
-    assert len(module.started) == 3
-    assert torch.equal(weights(module), start)
-
-
 class Selecting(Classifier):
     """Keeps its best validation loss in a buffer: that changes between rounds, on the server."""
 

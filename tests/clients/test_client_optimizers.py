@@ -349,13 +349,6 @@ def test_scheduled_options_of_a_checkpoint(maker):
         load_scheduled_states([maker(list(nn.Linear(2, 2).parameters()))], [saved])
 
 
-def test_stock_torch_reads_scheduled_options():
-    saved = scheduled_state(torch.optim.Adam(net().parameters(), lr=0.5))
-    other = torch.optim.Adam(net().parameters(), lr=0.1)
-    other.load_state_dict(saved)
-    assert other.param_groups[0]["lr"] == 0.5
-
-
 def test_client_learning_rate():
     parameters = list(net().parameters())
     sgd = torch.optim.SGD(parameters, lr=0.1, momentum=0.5)

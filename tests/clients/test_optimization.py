@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from cases import in_turn
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
@@ -138,35 +137,6 @@ def test_the_modules_own_gradient_clipping_and_gradient_hooks_see_every_local_st
     assert calls == ["after_backward", "before_step", "clip"] * trainer.strategy.last_round.local_steps
 
 
-def accumulating(size):
-    def train_client(module, batches, index):
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        optimizer.zero_grad()
-        for place, (x, y) in enumerate(batches):
-            (F.cross_entropy(module(x), y) / size).backward()
-            if (place + 1) % size == 0 or place + 1 == len(batches):
-                optimizer.step()
-                optimizer.zero_grad()
-
-    return train_client
-
-
-def test_accumulation_windows_end_with_the_client():
-    module = fresh()
-    trainer = train(module, accumulate_grad_batches=2).trainer
-    assert_trained_to(module, federate(fresh(), 3, accumulating(2)))
-    steps = []
-    federate(fresh(), 3, lambda m, batches, i: steps.append((len(batches) + 1) // 2))
-    assert trainer.strategy.last_round.local_steps == sum(steps)
-
-
-@pytest.mark.parametrize("window", [1, 2, 3])
-def test_local_steps_are_optimizer_steps_with_accumulation_too(window):
-    # Clients have 2 to 10 batches, so passes end inside a window.
-    _, strategy, trainer = train(fresh(), 2, local_steps=4, accumulate_grad_batches=window)
-    assert (trainer.global_step, strategy.last_round.local_steps) == (2 * 4, 2 * 3 * 4)
-
-
 # ---- sparse gradients
 
 
@@ -234,15 +204,3 @@ def test_optimizers_of_sparse_gradients_are_refused_where_a_method_makes_dense_o
 def test_optimizers_of_sparse_gradients_train_with_other_methods(method):
     module = train(fresh(Embedded, sparse=True), algorithm=method())[0]
     assert not torch.equal(module.embedding.weight, fresh(Embedded, sparse=True).embedding.weight)
-
-
-def test_the_reference_can_tell_clients_apart():
-    """The loop by hand is worth something: other cohorts, orders or rates give other weights."""
-    plain = federate(fresh(), 3, sgd())
-    others = [
-        federate(fresh(), 3, sgd(), seed=6),
-        federate(fresh(), 3, sgd(), cohort=2),
-        federate(fresh(), 3, sgd(0.09)),
-    ]
-    for other in others:
-        assert not torch.allclose(weights(plain), weights(other), atol=1e-4)

@@ -205,8 +205,3 @@ def test_one_executor_serves_several_fits():
 def test_numbers_of_workers_that_make_no_sense(workers):
     with pytest.raises((TypeError, ValueError), match=r"workers of Parallel must be .* a positive integer, found"):
         fl.executors.Parallel(workers=workers)
-
-
-def test_executors_are_objects():
-    with pytest.raises(TypeError, match=r"executor of .* must be None or an Executor such as .*, found 'parallel'"):
-        fl.FederatedStrategy(executor="parallel")

@@ -1,34 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What clients send besides updates: accuracies at the global model, and full gradients in place of updates."""
 
-import copy
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
 from plain_loop import client_batches
-from resuming import ALGORITHMS
 from support import CLASSES, FEATURES, Classifier, Tally, fresh, train, weights
 from torch import nn
+from watching import Recorder
 
 import fl_lightning as fl
-from fl_lightning.algorithms import SCAFFOLD, ClientRule, FedAvg, FedProx, Needs
+from fl_lightning.algorithms import SCAFFOLD, FedProx
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.cohort_samplers import UniformSampler
-
-
-class LogRecorder(FedAvg):
-    """FedAvg that keeps what it was given."""
-
-    def __init__(self, **needs):
-        super().__init__()
-        self.needs, self.cohorts, self.params = Needs(**needs), [], []
-
-    def aggregate(self, cohort):
-        self.cohorts.append(cohort)
-        self.params.append(cohort.params.clone())
-        return super().aggregate(cohort)
 
 
 class Judged(Classifier):
@@ -53,7 +37,7 @@ class Judged(Classifier):
 
 @pytest.mark.parametrize("losses", [False, True])
 def test_accuracies_are_those_of_the_global_model_on_the_clients_training_data(losses):
-    module, rule = fresh(Judged, dropout=0.5), LogRecorder(accuracies=True, losses=losses)
+    module, rule = fresh(Judged, dropout=0.5), Recorder(accuracies=True, losses=losses)
     trainer = train(module, 2, algorithm=rule, loss_batch_size=1000).trainer
     loaders, by_hand = client_batches(), fresh(dropout=0.5).eval()
     for cohort, params in zip(rule.cohorts, rule.params, strict=True):
@@ -72,14 +56,14 @@ def test_accuracies_are_those_of_the_global_model_on_the_clients_training_data(l
 
 def test_nobody_is_asked_for_accuracies_in_vain():
     module = fresh(Judged)
-    train(module, 2, algorithm=LogRecorder(losses=True))
+    train(module, 2, algorithm=Recorder(losses=True))
     assert module.asked.count == 0
 
 
 def test_asking_changes_no_weights():
     judged, silent = fresh(Judged, dropout=0.5, norm=True), fresh(dropout=0.5, norm=True)
-    train(judged, 2, algorithm=LogRecorder(accuracies=True))
-    train(silent, 2, algorithm=LogRecorder())
+    train(judged, 2, algorithm=Recorder(accuracies=True))
+    train(silent, 2, algorithm=Recorder())
     assert torch.equal(weights(judged), weights(silent))
 
 
@@ -96,32 +80,27 @@ class Sometimes(Judged):
 
 def test_accuracies_that_are_none_are_refused_or_dropped():
     with pytest.raises(fl.ClientError, match=r"Wrong\.federated_accuracy must return a share between 0 and 1, found"):
-        train(fresh(Wrong), algorithm=LogRecorder(accuracies=True))
-    rule = LogRecorder(accuracies=True)
+        train(fresh(Wrong), algorithm=Recorder(accuracies=True))
+    rule = Recorder(accuracies=True)
     with pytest.warns(UserWarning, match="federated_accuracy must return a share"):
         train(fresh(Sometimes), 1, algorithm=rule, on_client_error="drop")
     assert rule.cohorts[0].extras["accuracy"].tolist() == [0.5, 0.5]
 
 
 def test_a_module_that_does_not_know_its_accuracy_is_told_what_to_define():
-    words = r"LogRecorder needs each client's accuracy: define federated_accuracy\(self, batch, batch_idx\) on Plain"
+    words = r"Recorder needs each client's accuracy: define federated_accuracy\(self, batch, batch_idx\) on Plain"
     with pytest.raises(ValueError, match=words):
-        train(fresh(type("Plain", (Classifier,), {"federated_accuracy": None})), algorithm=LogRecorder(accuracies=True))
+        train(fresh(type("Plain", (Classifier,), {"federated_accuracy": None})), algorithm=Recorder(accuracies=True))
 
 
 def test_the_ready_module_knows_its_accuracy():
     torch.manual_seed(0)
-    rule = LogRecorder(accuracies=True)
+    rule = Recorder(accuracies=True)
     train(fl.ClientModule(nn.Linear(FEATURES, CLASSES)), 1, algorithm=rule)
     assert (rule.cohorts[0].extras["accuracy"] > 0).any()
     module = fl.ClientModule(nn.Linear(FEATURES, 1), loss=nn.functional.mse_loss)
     with pytest.raises(ValueError, match="targets must be class indices beside class scores"):
         module.federated_accuracy((torch.zeros(3, FEATURES), torch.zeros(3, 1)), 0)
-
-
-def test_needs_add_up():
-    both = Needs(accuracies=True) | Needs(losses=True)
-    assert (both.accuracies, both.losses, both.client_lr) == (True, True, False)
 
 
 # ---- full gradients
@@ -152,34 +131,6 @@ def test_fedsgd_equals_gradient_descent_on_the_cohorts_data():
     assert strategy._fits.states()["fit"]["full_gradients"]
 
 
-MET = {"losses": False, "full_gradients": False, "client_lr": False, "requery": False, "accuracies": False}
-RULES = {
-    name: make
-    for name, make in ALGORITHMS.items()
-    if type(make().client_rule()) is ClientRule and replace(make().needs, **MET) == Needs()
-}
-
-
-# One of every kind: what a rule does with rows does not change how these are made.
-@pytest.mark.parametrize("name", [*{make().needs: name for name, make in RULES.items()}.values()])
-def test_every_rule_that_leaves_local_training_alone_takes_full_gradients(name):
-    module, rule, seen = fresh(Judged), RULES[name](), []
-    aggregate = rule.aggregate
-    rule.aggregate = lambda cohort: seen.append(copy.deepcopy(cohort.updates.rows)) or aggregate(cohort)
-    strategy = train(module, 2, algorithm=rule, full_gradients=True).strategy
-    assert weights(module).isfinite().all()
-    assert strategy.last_round.step_norm > 0
-    by_hand, loaders = fresh(), client_batches()
-    for row, client in zip(seen[0], UniformSampler().select(0, 3, loaders.sizes, derive_seed(5, "sampler")).client_ids,
-                           strict=True):  # fmt: skip
-        batches = [batch for batch, _ in loaders.batches(client, seed=None)]
-        x, y = (torch.cat(column) for column in zip(*batches, strict=True))
-        by_hand.zero_grad()
-        F.cross_entropy(by_hand(x), y).backward()
-        gradient = torch.cat([p.grad.flatten() for p in by_hand.parameters()])
-        torch.testing.assert_close(row, 0.1 * gradient, rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -198,9 +149,3 @@ def test_full_gradients_leave_nothing_to_train_locally(arguments, words):
 def test_full_gradients_need_a_learning_rate():
     with pytest.raises(ValueError, match=r"FedAvg needs the clients' learning rate: use one torch\.optim\.SGD"):
         train(fresh(optimizer="Adam"), full_gradients=True)
-
-
-@pytest.mark.parametrize("value", [1, "yes", None])
-def test_full_gradients_is_yes_or_no(value):
-    with pytest.raises(TypeError, match=r"full_gradients of .* must be True or False, found"):
-        fl.FederatedStrategy(full_gradients=value)

@@ -3,7 +3,6 @@ import pytest
 import torch
 from torch import nn
 
-import fl_lightning as fl
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.updates import UpdateMatrix
 
@@ -229,8 +228,3 @@ def test_rows_that_do_not_fit_are_refused():
         UpdateMatrix(torch.zeros(3, 5), layout).combine(torch.ones(2))
     with pytest.raises(ValueError, match="step"):
         UpdateMatrix(torch.zeros(3, 5), layout).dots(torch.ones(4))
-
-
-def test_layout_and_matrix_are_public():
-    assert fl.ParamLayout is ParamLayout
-    assert fl.UpdateMatrix is UpdateMatrix

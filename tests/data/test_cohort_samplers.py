@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-import pickle
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 from fl_lightning.data import (
     AllClients,
     AvailabilitySampler,
-    CohortSampler,
     Selection,
     SizeWeightedSampler,
     UniformSampler,
@@ -112,13 +110,6 @@ def test_availability_takes_whoever_is_there():
 def test_refusals(make, match):
     with pytest.raises(ValueError, match=match):
         make()
-
-
-@pytest.mark.parametrize("sampler", [*SAMPLERS, AllClients(), AvailabilitySampler([0.1, 0.2])])
-def test_samplers_are_values(sampler):
-    assert isinstance(sampler, CohortSampler)
-    assert pickle.loads(pickle.dumps(sampler)) == sampler
-    assert hash(sampler) == hash(pickle.loads(pickle.dumps(sampler)))
 
 
 def test_clients_that_are_always_there():

@@ -4,7 +4,6 @@
 import importlib
 import os
 import signal
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -163,10 +162,7 @@ def alone(tmp_path, monkeypatch):
     return tmp_path, file, float(sum(t.double().sum() for t in outcome.module.state_dict().values()))
 
 
-validates_nothing = pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but")
-
-
-@validates_nothing
+@pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but")
 def test_the_model_loads_without_this_package(alone, monkeypatch, capsys):
     folder, file, total = alone
     for name in [name for name in sys.modules if name.split(".")[0] == "fl_lightning"]:
@@ -178,18 +174,6 @@ def test_the_model_loads_without_this_package(alone, monkeypatch, capsys):
     assert (int(width), float(found)) == (6, total)
     with pytest.raises(ModuleNotFoundError, match="No module named 'fl_lightning'"):
         importlib.import_module("fl_lightning.fit.strategy")
-
-
-@validates_nothing
-@pytest.mark.slow
-def test_the_model_loads_in_a_process_without_this_package(alone):
-    folder, file, total = alone
-    environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, folder / "load.py", file]
-    width, found = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=True
-    ).stdout.split()  # fmt: skip
-    assert (int(width), float(found)) == (6, total)
 
 
 def test_a_stock_trainer_goes_on_from_a_federated_file(tmp_path):

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conflicts in the products of LoRA factors, against the products themselves."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
-from column_shares import Meeting, shared
+from column_shares import in_shares, shared
 from support import CLASSES, federated_blobs, quiet_trainer
 from test_telemetry import Watch, Witness
 from torch import nn
@@ -165,18 +163,10 @@ def test_factors_that_do_not_multiply_count_as_they_are():
 def test_shares_of_the_columns_count_alike(kind):
     module = nn.Sequential(*(MODULES[kind]()), linear(600, 900, 8))
     cohort, step = drawn(module)
-    total, shares = cohort.updates.layout.numel, 3
-    counts = EffectiveConflicts(module, cohort.updates.layout)
-    meeting, borders = Meeting(shares), Columns.cut(total, shares)
-    assert len(set(borders)) > 2, "otherwise there is nothing to share"
-
-    def work(share):
-        columns = Columns(borders, share, lambda mine, sizes: meeting.gather(share, mine, sizes))
-        return counts.count(shared(cohort, columns), columns.part(step))
-
-    with ThreadPoolExecutor(shares) as pool:
-        found = list(pool.map(work, range(shares)))
-    assert found == [counts.count(cohort, step)] * shares
+    total, counts = cohort.updates.layout.numel, EffectiveConflicts(module, cohort.updates.layout)
+    assert len(set(Columns.cut(total, 3))) > 2, "otherwise there is nothing to share"
+    found = in_shares(total, 3, lambda columns: counts.count(shared(cohort, columns), columns.part(step)))
+    assert found == [counts.count(cohort, step)] * 3
 
 
 def test_fits_log_the_count():

@@ -220,12 +220,6 @@ def test_what_cannot_be_divided_is_refused(train, val, message):
         trainer.fit(fresh(), train(), None if val is None else val())
 
 
-@pytest.mark.parametrize("partition", ["iid", 3, Blobs()])
-def test_other_kinds_of_partitions_are_refused(partition):
-    with pytest.raises(TypeError, match=r"^partition must be a Partition such as fl\.data\.Dirichlet"):
-        strategy(partition)
-
-
 def test_a_function_that_makes_something_else_is_refused():
     with pytest.raises(TypeError, match="partition must return a FederatedDataModule, found Blobs"):
         quiet_trainer(strategy(lambda data: Blobs()), 1).fit(fresh(), Blobs())

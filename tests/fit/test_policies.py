@@ -4,9 +4,7 @@
 import itertools
 import math
 import signal
-import warnings
 
-import lightning as L
 import pytest
 import torch
 from cases import in_turn
@@ -15,7 +13,6 @@ from support import Classifier, blobs, federated_blobs, fresh, on_path, quiet_tr
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.core.storage.row_history import RowHistory
 from fl_lightning.data import AvailabilitySampler, CohortSampler, Selection
 
 pytestmark = [
@@ -232,27 +229,6 @@ def test_a_round_without_reports_keeps_the_model_and_says_so(algorithm, optimize
     assert [float(row["fed/dropped"]) for row in logged] == [1, 1]
 
 
-def test_a_round_of_failures_in_the_middle_does_not_stop_the_fit():
-    class Sometimes(Classifier):
-        def training_step(self, batch, batch_idx):
-            if self.current_epoch == 1:
-                raise RuntimeError("maintenance")
-            return super().training_step(batch, batch_idx)
-
-    module = fresh(Sometimes)
-    strategy = fl.FederatedStrategy(clients_per_round=2, on_client_error="drop")
-    flags = []
-
-    class Watch(L.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            flags.append((strategy.last_round.round, strategy.last_round.flagged, len(strategy.last_round.client_ids)))
-
-    trainer = quiet_trainer(strategy, 3, callbacks=[Watch()])
-    trainer.fit(module, federated_blobs())
-    assert flags == [(0, False, 2), (1, True, 0), (2, False, 2)]
-    assert trainer.callback_metrics["val_acc"] > 0
-
-
 # ---- availability and drop-out
 
 
@@ -295,23 +271,6 @@ def test_nobody_is_available():
     assert strategy.last_round.client_ids == ()
     assert strategy.last_round.flagged
     assert trainer.callback_metrics["fed/dropped"] == 0
-
-
-def test_availability_and_drop_out_change_with_the_rounds():
-    strategy = fl.FederatedStrategy(sampler=AvailabilitySampler(0.6, drop_out=0.3), clients_per_round=4, seed=1)
-    seen = []
-
-    class Watch(L.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            record = strategy.last_round
-            seen.append((record.client_ids, tuple(record.dropped)))
-            assert not set(record.client_ids) & set(record.dropped)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        training_only(strategy, 8, callbacks=[Watch()]).fit(fresh(), federated_blobs())
-    assert len({len(ids) for ids, _ in seen}) > 1
-    assert any(dropped for _, dropped in seen)
 
 
 @pytest.mark.parametrize(
@@ -423,12 +382,3 @@ def test_a_server_rule_that_returns_nonsense_is_refused():
         with pytest.raises(RuntimeError, match=r"Wrong\.aggregate must return a finite step of shape \(140,\)"):
             training_only(fl.FederatedStrategy(Wrong(what)), 1).fit(module, federated_blobs())
         assert torch.equal(weights(module), start)
-
-
-def test_histories_hold_no_dropped_client():
-    algorithm = fl.algorithms.FedLF()
-    strategy = fl.FederatedStrategy(algorithm, on_client_error="drop")
-    training_only(strategy, 2).fit(module_of("raises"), marked())
-    assert isinstance(algorithm.history, RowHistory)
-    assert BAD not in algorithm.history
-    assert 0 in algorithm.history

@@ -203,11 +203,3 @@ def test_a_resumed_fit_goes_on_counting(tmp_path):
     with pytest.raises(fl.ClientError, match=r"^3 rounds in a row .* up to round 3"):
         run(6, failing_in(3), ckpt_path=tmp_path / "two.ckpt")
     assert run(6, failing_in(4, 5), ckpt_path=tmp_path / "two.ckpt").current_epoch == 6
-
-
-@pytest.mark.parametrize(
-    ("value", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError), ("2", TypeError)]
-)
-def test_the_argument_must_be_a_positive_integer(value, error):
-    with pytest.raises(error, match=f"max_failed_rounds .* must be None or a positive integer, found {value!r}$"):
-        fl.FederatedStrategy(max_failed_rounds=value)

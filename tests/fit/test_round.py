@@ -99,14 +99,6 @@ def test_local_steps_overrule_sizes():
     assert (trainer.global_step, strategy.last_round.local_steps) == (2 * 7, 2 * 3 * 7)
 
 
-def test_server_optimizer_with_unit_rate_equals_the_plain_step_and_momentum_does_not():
-    plain = train().module
-    unit = train(server_optimizer=lambda p: torch.optim.SGD(p, lr=1.0)).module
-    momentum = train(server_optimizer=lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9)).module
-    assert torch.allclose(weights(plain), weights(unit), atol=1e-7)
-    assert not torch.allclose(weights(plain), weights(momentum), atol=1e-3)
-
-
 def test_the_module_owns_its_parameters_after_the_fit():
     module = train().module
     storages = {p.untyped_storage().data_ptr() for p in module.parameters()}

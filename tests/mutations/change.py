@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
+
+CHANGED = re.compile("«(.*?)→(.*?)»", re.DOTALL)
 
 
 class NoLongerAppliesError(Exception):
@@ -13,12 +16,25 @@ class NoLongerAppliesError(Exception):
 
 @dataclass(frozen=True)
 class Change:
-    """One occurrence of ``old`` in a file, counted from 0, becomes ``new``."""
+    """A text that a file holds, with the change at its place: ``lam * «(v - w)→(w - v)»``.
+
+    Attributes:
+        occurrence: which one in the file, counted from 0.
+    """
 
     file: str
-    old: str
-    new: str
+    text: str
     occurrence: int = field(default=0, kw_only=True)
+
+    @property
+    def old(self) -> str:
+        """The text before the change."""
+        return CHANGED.sub(r"\1", self.text)
+
+    @property
+    def new(self) -> str:
+        """The text after it."""
+        return CHANGED.sub(r"\2", self.text)
 
     def apply(self, root: Path) -> str:
         """Changes the file below a folder, and returns its text of before.
@@ -68,8 +84,6 @@ class In:
     rebuilt: str = ""
     needs: str = ""
 
-    def __call__(self, meaning: str, old: str, new: str, occurrence: int = 0, unseen: str = "") -> Mutation:
+    def __call__(self, meaning: str, change: str, occurrence: int = 0, unseen: str = "") -> Mutation:
         """One of them."""
-        return Mutation(
-            self.file, old, new, meaning, self.tests, self.rebuilt, unseen, self.needs, occurrence=occurrence
-        )
+        return Mutation(self.file, change, meaning, self.tests, self.rebuilt, unseen, self.needs, occurrence=occurrence)

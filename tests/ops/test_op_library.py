@@ -97,21 +97,6 @@ def test_every_public_function_compiles_without_graph_breaks(name, backend):
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiles_without_graph_breaks(backend):
-    def server_step(rows, offsets, coeff):
-        gram = ops.layer_gram(rows, offsets)
-        lam, _ = ops.min_norm(gram)
-        step = ops.layer_combine(rows, offsets, lam)
-        out = torch.zeros_like(step)
-        ops.layer_combine(rows, offsets, coeff, out)
-        return step + out, ops.layer_dots(rows, step, offsets)
-
-    want = server_step(ROWS, OFFSETS, COEFF)
-    got = torch.compile(server_step, backend=backend, fullgraph=True)(ROWS, OFFSETS, COEFF)
-    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
-
-
 def test_backend_reports_every_public_op():
     report = ops.backend()
     assert set(report) == {name for name in ops.__all__ if name not in ("Backend", "backend")}

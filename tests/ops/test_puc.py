@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedHEAL's two passes against loops over single coordinates."""
 
-import math
-from fractions import Fraction
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -53,48 +50,6 @@ def test_track_equals_a_loop(call, n, participations, share, dtype, seed):
 
 
 @every
-def test_many_blocks(call):
-    n = 600_001
-    row = torch.randn(n, generator=torch.Generator().manual_seed(0))
-    counts = (torch.arange(n) % 6).to(torch.uint8)
-    keep, after = by_hand(row, counts, 2, 5)
-    words, norms = call("puc_track", row, counts, 2, 5, torch.tensor([0, 1, 300_000, n]))
-    mask = torch.tensor(keep)
-    shifts = torch.arange(32, dtype=torch.int32)
-    assert torch.equal(((words[:, None] >> shifts) & 1).bool().flatten()[:n], mask)
-    assert counts.tolist() == after
-    want = (row.double() * mask).square()
-    torch.testing.assert_close(norms, torch.stack([want[:1].sum(), want[1:300_000].sum(), want[300_000:].sum()]))
-
-
-@every
-@pytest.mark.parametrize("rule", ["code", "paper"])
-def test_thresholds_give_the_published_rules(call, rule):
-    """Sign histories kept as exact fractions decide the same as integer counts and a threshold."""
-    tau, n = Fraction("0.3"), 40
-    generator = torch.Generator().manual_seed(1)
-    counts = torch.zeros(n, dtype=torch.uint8)
-    increases = [0] * n
-    for t in range(15):
-        row = torch.randn(n, generator=generator)
-        want = []
-        for i in range(n):
-            up = row[i].item() <= 0
-            if rule == "code":
-                share = Fraction(increases[i] if up else t - increases[i], t) if t else Fraction(1)
-                want.append(share > tau)
-            else:
-                included = increases[i] + up
-                want.append(Fraction(included if up else t + 1 - included, t + 1) >= tau)
-            increases[i] += up
-        code = 0 if t == 0 else math.floor(tau * t) + 1
-        threshold = code if rule == "code" else math.ceil(tau * (t + 1)) - 1
-        words, _ = call("puc_track", row, counts, threshold, t, torch.tensor([0, n]))
-        assert bits(words, n) == want
-    assert not all(want)
-
-
-@every
 def test_zero_is_an_increase_and_nan_is_not(call):
     row = torch.tensor([0.0, -0.0, float("nan"), -1.0, 1.0])
     counts = torch.zeros(5, dtype=torch.int16)
@@ -102,45 +57,6 @@ def test_zero_is_an_increase_and_nan_is_not(call):
     assert counts.tolist() == [1, 1, 0, 1, 0]
     assert bits(words, 5) == [False, False, True, False, True]  # no past increase, one past decrease
     assert norms.isnan().all()
-
-
-@every
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_combine_equals_a_loop(call, dtype):
-    m, n = 4, 70
-    generator = torch.Generator().manual_seed(3)
-    rows = torch.randint(-4, 5, (m, n), generator=generator).to(dtype)
-    mask = torch.rand(m, n, generator=generator) < 0.5
-    mask[:, 5] = False
-    weights = torch.tensor([0.5, 0.25, 1.0, 0.25])
-    shifts = 2 ** (torch.arange(96) % 32)
-    padded = torch.zeros(m, 96, dtype=torch.int64)
-    padded[:, :n] = mask
-    keep = (padded * shifts).view(m, 3, 32).sum(2).to(torch.int32)
-    rows[~mask] = float("nan")  # what is not kept must not matter
-    step = call("puc_combine", rows, keep, weights)
-    assert step.dtype == dtype
-    for i in range(n):
-        total = sum(
-            w * r for w, r, k in zip(weights.tolist(), rows[:, i].tolist(), mask[:, i].tolist(), strict=True) if k
-        )
-        mass = sum(w for w, k in zip(weights.tolist(), mask[:, i].tolist(), strict=True) if k)
-        want = torch.tensor(total / mass if mass else 0.0, dtype=torch.float64).to(dtype)
-        torch.testing.assert_close(step[i], want, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=0)
-    assert step[5] == 0
-
-
-@every
-def test_combine_over_many_blocks_with_tracked_bits(call):
-    m, n = 3, 200_003
-    rows = torch.randn(m, n, generator=torch.Generator().manual_seed(0))
-    counts = [torch.full((n,), c, dtype=torch.uint8) for c in (0, 1, 2)]
-    tracked = [call("puc_track", row, c, 1, 2, torch.tensor([0, n])) for row, c in zip(rows, counts, strict=True)]
-    keep = torch.stack([words for words, _ in tracked])
-    mask = torch.stack([torch.where(rows[0] <= 0, False, True), torch.ones(n, dtype=torch.bool), rows[2] <= 0])
-    weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
-    want = (weights[:, None] * rows * mask).sum(0) / (weights[:, None] * mask).sum(0)
-    torch.testing.assert_close(call("puc_combine", rows, keep, weights).double(), want, rtol=1e-6, atol=1e-7)
 
 
 ROW, COUNTS, OFF = torch.ones(40), torch.zeros(40, dtype=torch.uint8), torch.tensor([0, 40])

@@ -50,35 +50,3 @@ def test_tracking_equals_integer_arithmetic(call, dtype, count_type):
         kept = torch.where(keep, row.double(), 0.0).square()
         want = torch.stack([kept[a:b].sum() for a, b in pairwise(offsets.tolist())])
         torch.testing.assert_close(squares, want, rtol=1e-12, atol=0, equal_nan=True)
-
-
-@every
-@pytest.mark.parametrize("tau", [0.3, 0.7])
-def test_sixty_rounds_of_fedheal(call, tau):
-    """Integer histories of three clients, one of which joins late, against plain Python integers."""
-    n, offsets = 40, offsets_of((33, 7))
-    generator = torch.Generator().manual_seed(int(10 * tau))
-    counts = [torch.zeros(n, dtype=torch.uint8) for _ in range(3)]
-    past, taken = [[0] * n for _ in range(3)], [0, 0, 0]
-    empty = 0
-    for number in range(60):
-        online = [c for c in range(3) if c < 2 or number >= 20]
-        rows = torch.randn(len(online), n, generator=generator) + 0.3
-        weights = torch.rand(len(online), generator=generator) + 0.1
-        words, kept = [], []
-        for row, c in zip(rows, online, strict=True):
-            threshold = 0 if taken[c] == 0 else int(tau * taken[c]) + 1
-            words.append(call("puc_track", row, counts[c], threshold, taken[c], offsets)[0])
-            up = [x <= 0 for x in row.tolist()]
-            kept.append([(p if u else taken[c] - p) >= threshold for u, p in zip(up, past[c], strict=True)])
-            past[c] = [p + u for u, p in zip(up, past[c], strict=True)]
-            taken[c] += 1
-            assert _reference._unpack(words[-1]).bool()[:n].tolist() == kept[-1]
-            assert counts[c].tolist() == past[c]
-        mask = torch.tensor(kept)
-        weight = weights[:, None] * mask
-        share = torch.where(mask.any(0), weight / weight.sum(0), 0.0)
-        step = call("puc_combine", rows, torch.stack(words), weights)
-        torch.testing.assert_close(step, (share * rows).sum(0), rtol=1e-6, atol=1e-6)
-        empty += int((~mask.any(0)).sum())
-    assert empty > 0

@@ -42,9 +42,9 @@ def test_every_mutation_has_one_row_in_the_table():
 
 def test_an_occurrence_is_replaced_and_a_missing_one_named(tmp_path):
     (tmp_path / "file").write_text("a b a b")
-    assert Change("file", "a", "c", occurrence=1).apply(tmp_path) == "a b a b"
+    assert Change("file", "«a→c»", occurrence=1).apply(tmp_path) == "a b a b"
     assert (tmp_path / "file").read_text() == "a b c b"
     with pytest.raises(NoLongerAppliesError, match="file no longer holds 'b' 3 times"):
-        Change("file", "b", "c", occurrence=2).apply(tmp_path)
+        Change("file", "«b→c»", occurrence=2).apply(tmp_path)
     with pytest.raises(NoLongerAppliesError, match="other no longer holds"):
-        Change("other", "b", "c").apply(tmp_path)
+        Change("other", "«b→c»").apply(tmp_path)

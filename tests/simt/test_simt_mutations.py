@@ -117,122 +117,104 @@ class Planted(Change):
     check: Callable[[simt_library.Kernels], bool]
 
 
-BARRIER, WARP_BARRIER = "__syncthreads();", "__syncwarp();"
+NO_BARRIER, NO_WARP_BARRIER = "«__syncthreads();→»", "«__syncwarp();→»"
 MUTATIONS = {
     # Missing barriers: before a read of what others wrote, and before a write of what others read.
     "tiled: read before staged": Planted(
-        "kernels/products_tiled.cuh", BARRIER, "", "layer_cross_gram", cross_gram_is_right
+        "kernels/products_tiled.cuh", NO_BARRIER, "layer_cross_gram", cross_gram_is_right
     ),
     "tiled: staged before read": Planted(
-        "kernels/products_tiled.cuh", BARRIER, "", "layer_cross_gram", cross_gram_is_right, occurrence=1
+        "kernels/products_tiled.cuh", NO_BARRIER, "layer_cross_gram", cross_gram_is_right, occurrence=1
     ),
-    "direct: warp reads before": Planted("kernels/gram_direct.cuh", WARP_BARRIER, "", "layer_gram", gram_is_right),
-    "dots: warps not waited for": Planted("kernels/row_products.cuh", BARRIER, "", "layer_dots", dots_are_right),
+    "direct: warp reads before": Planted("kernels/gram_direct.cuh", NO_WARP_BARRIER, "layer_gram", gram_is_right),
+    "dots: warps not waited for": Planted("kernels/row_products.cuh", NO_BARRIER, "layer_dots", dots_are_right),
     "projection: written while read": Planted(
-        "project_conflicts.cu", WARP_BARRIER, "", "project_conflicts", projection_is_right, occurrence=1
+        "project_conflicts.cu", NO_WARP_BARRIER, "project_conflicts", projection_is_right, occurrence=1
     ),
-    "tensor cores: read before staged": Planted("kernels/products_mma.cuh", BARRIER, "", "layer_gram", many_are_right),
-    "warpgroups: read before copied": Planted("kernels/products_wgmma.cuh", BARRIER, "", "layer_gram", hopper_is_right),
+    "tensor cores: read before staged": Planted("kernels/products_mma.cuh", NO_BARRIER, "layer_gram", many_are_right),
+    "warpgroups: read before copied": Planted("kernels/products_wgmma.cuh", NO_BARRIER, "layer_gram", hopper_is_right),
     "warpgroups: copied while read": Planted(
-        "kernels/products_wgmma.cuh", "at == 0 ? kEnd - kTile : at - kTile", "at", "layer_gram", hopper_is_right
+        "kernels/products_wgmma.cuh", "at« == 0 ? kEnd - kTile : at - kTile→»", "layer_gram", hopper_is_right
     ),
     "warpgroups: copies not waited for": Planted(
-        "kernels/products_wgmma.cuh",
-        "COPY_WAIT(kDeep - 2)",
-        "COPY_WAIT(kDeep - 1)",
-        "layer_gram",
-        hopper_is_right,
-        occurrence=1,
+        "kernels/products_wgmma.cuh", "COPY_WAIT(kDeep - «2→1»)", "layer_gram", hopper_is_right, occurrence=1
     ),
     "warpgroups: tensor cores not told": Planted(
-        "kernels/products_wgmma.cuh", "FENCE_TENSOR_CORES();", "", "layer_gram", hopper_is_right, occurrence=1
+        "kernels/products_wgmma.cuh", "«FENCE_TENSOR_CORES();→»", "layer_gram", hopper_is_right, occurrence=1
     ),
     "warpgroups: products not waited for": Planted(
-        "kernels/products_wgmma.cuh", "WGMMA_WAIT(chain);", "", "layer_gram", hopper_is_right
+        "kernels/products_wgmma.cuh", "«WGMMA_WAIT(chain);→»", "layer_gram", hopper_is_right
     ),
     "warpgroups: totals read before they are there": Planted(
-        "kernels/products_wgmma.cuh", BARRIER, "", "layer_gram", hopper_is_right, occurrence=2
+        "kernels/products_wgmma.cuh", NO_BARRIER, "layer_gram", hopper_is_right, occurrence=2
     ),
     "min_norm: swept while copied": Planted(
-        "kernels/active_set.cuh", BARRIER, "", "min_norm", min_norm_is_right, occurrence=2
+        "kernels/active_set.cuh", NO_BARRIER, "min_norm", min_norm_is_right, occurrence=2
     ),
     "descent: products read before they are there": Planted(
-        "common_descent.cu", BARRIER, "", "common_descent", descent_is_right
+        "common_descent.cu", NO_BARRIER, "common_descent", descent_is_right
     ),
     "descent: the fair row changed while read": Planted(
-        "common_descent.cu", BARRIER, "", "common_descent", descent_is_right, occurrence=4
+        "common_descent.cu", NO_BARRIER, "common_descent", descent_is_right, occurrence=4
     ),
     "descent: a row beyond the last": Planted(
-        "common_descent.cu", "kWarp; i < k;", "kWarp; i <= k;", "common_descent", descent_is_right
+        "common_descent.cu", "kWarp; i <«→=» k;", "common_descent", descent_is_right
     ),
     "dots: sums of other rows' blocks": Planted(
-        "kernels/row_products.cuh", "(first_row + e) * items", "e * items", "layer_dots", dots_are_right
+        "kernels/row_products.cuh", "«(first_row + e)→e» * items", "layer_dots", dots_are_right
     ),
-    "tracking: sums overwritten": Planted("puc_track.cu", BARRIER, "", "puc_track", tracking_is_right, occurrence=2),
+    "tracking: sums overwritten": Planted("puc_track.cu", NO_BARRIER, "puc_track", tracking_is_right, occurrence=2),
     # Wrong indices.
-    "layers: last item of a layer": Planted(
-        "device/layers.cuh", "<= value", "< value", "layer_combine", combination_is_right
-    ),
+    "layers: last item of a layer": Planted("device/layers.cuh", "<«=→» value", "layer_combine", combination_is_right),
     "tiled: neighbouring rows": Planted(
         "kernels/products_tiled.cuh",
-        "load_shared(left, (y + i * kApart)",
-        "load_shared(left, (y * kEach + i)",
+        "load_shared(left, (y «+ i * kApart→* kEach + i»)",
         "layer_cross_gram",
         cross_gram_is_right,
     ),
     "tensor cores: registers of other rows": Planted(
         "kernels/products_mma.cuh",
-        "{others.big[half], others.big[half + 2]}",
-        "{others.big[0], others.big[1]}",
+        "{others.big«[half], others.big[half + 2]→[0], others.big[1]»}",
         "layer_gram",
         many_are_right,
     ),
     "tensor cores: small parts dropped": Planted(
-        "kernels/products_mma.cuh", "mma<T>(next, rows.big, small, next);", "", "layer_gram", many_are_right
+        "kernels/products_mma.cuh", "«mma<T>(next, rows.big, small, next);→»", "layer_gram", many_are_right
     ),
     "warpgroups: runs in their own places": Planted(
-        "device/warpgroup.cuh", "(column ^ row % 8 * 4)", "column", "layer_gram", hopper_is_right
+        "device/warpgroup.cuh", "«(column ^ row % 8 * 4)→column»", "layer_gram", hopper_is_right
     ),
     "warpgroups: patterns of rows too near": Planted(
-        "device/warpgroup.cuh", "kPatternBytes >> 4", "512 >> 4", "layer_gram", hopper_is_right
+        "device/warpgroup.cuh", "«kPatternBytes→512» >> 4", "layer_gram", hopper_is_right
     ),
     "warpgroups: the same columns twice": Planted(
-        "kernels/products_wgmma.cuh", "half * 2 * kStepOn", "0", "layer_gram", hopper_is_right
+        "kernels/products_wgmma.cuh", "«half * 2 * kStepOn→0»", "layer_gram", hopper_is_right
     ),
     "warpgroups: small parts dropped": Planted(
-        "kernels/products_wgmma.cuh", "small_part(big[k], 2.0f)", "0", "layer_gram", hopper_is_right
+        "kernels/products_wgmma.cuh", "«small_part(big[k], 2.0f)→0»", "layer_gram", hopper_is_right
     ),
     "warpgroups: a tile anywhere": Planted(
         "kernels/products_wgmma.cuh",
-        "(kPatternBytes - SHARED_ADDRESS(held_rows) % kPatternBytes) % kPatternBytes / 4",
-        "4",
+        "«(kPatternBytes - SHARED_ADDRESS(held_rows) % kPatternBytes) % kPatternBytes / →»4",
         "layer_gram",
         hopper_is_right,
     ),
     "mean: bits of the wrong column": Planted(
-        "puc_combine.cu", "keep + column / 32", "keep + (column + 4) / 32", "puc_combine", mean_is_right
+        "puc_combine.cu", "keep + «column→(column + 4)» / 32", "puc_combine", mean_is_right
     ),
     "sums: of the last chunks only": Planted(
-        "kernels/partials.cuh", "for (; group >> level & 1;", "for (; false;", "layer_gram", many_chunks_are_right
+        "kernels/partials.cuh", "for (; «group >> level & 1→false»;", "layer_gram", many_chunks_are_right
     ),
     # Outputs that nobody writes.
     "combination: last columns": Planted(
-        "device/columns.cuh",
-        "column + v < stop) row[",
-        "column + v + 1 < stop) row[",
-        "layer_combine",
-        combination_is_right,
+        "device/columns.cuh", "column + v «→+ 1 »< stop) row[", "layer_combine", combination_is_right
     ),
     "sums: upper triangle": Planted(
-        "kernels/partials.cuh",
-        "if (kPairs == Pairs::symmetric) matrix[",
-        "if (false) matrix[",
-        "layer_gram",
-        gram_is_right,
+        "kernels/partials.cuh", "if («kPairs == Pairs::symmetric→false») matrix[", "layer_gram", gram_is_right
     ),
     # A warp of which not all lanes take part.
     "tracking: half a warp's bits": Planted(
-        "puc_track.cu", "__shfl_xor_sync(kFullWarp", "__shfl_xor_sync(0xffffu", "puc_track", tracking_is_right
+        "puc_track.cu", "__shfl_xor_sync(«kFullWarp→0xffffu»", "puc_track", tracking_is_right
     ),
 }
 

@@ -5,28 +5,13 @@ import pytest
 import torch
 from cases import in_turn
 from support import Classifier, federated_blobs, fresh, training_only, weights
+from watching import Recorder
 
 import fl_lightning as fl
 
 
-class Watching(fl.algorithms.FedAvg):
-    """Remembers what arrives."""
-
-    def __init__(self):
-        super().__init__()
-        self.rows, self.losses, self.ids = [], [], []
-
-    needs = fl.algorithms.Needs(losses=True)
-
-    def aggregate(self, cohort):
-        self.rows.append(cohort.updates.rows.clone())
-        self.losses.append(cohort.losses.clone())
-        self.ids.append(cohort.client_ids)
-        return super().aggregate(cohort)
-
-
 def first_round(attack=None, rounds=1, **options):
-    rule, module = Watching(), fresh(Classifier)
+    rule, module = Recorder(losses=True), fresh(Classifier)
     strategy = fl.FederatedStrategy(rule, attack=attack, seed=2, **options)
     training_only(strategy, rounds).fit(module, federated_blobs())
     return rule, weights(module)
@@ -48,9 +33,10 @@ def test_only_the_updates_of_dishonest_clients_change(name, full_gradients):
     honest, _ = first_round(full_gradients=full_gradients)
     attacked, _ = first_round(ATTACKS[name], full_gradients=full_gradients)
     start = weights(fresh(Classifier))
-    assert attacked.ids == honest.ids
-    assert torch.equal(attacked.losses[0], honest.losses[0])
-    for client, before, after in zip(honest.ids[0], honest.rows[0], attacked.rows[0], strict=True):
+    ids = honest.cohorts[0].client_ids
+    assert attacked.cohorts[0].client_ids == ids
+    assert torch.equal(attacked.cohorts[0].losses, honest.cohorts[0].losses)
+    for client, before, after in zip(ids, honest.rows[0], attacked.rows[0], strict=True):
         if client not in (1, 4):
             assert torch.equal(before, after)
         elif name == "nothing":
@@ -63,7 +49,7 @@ def test_only_the_updates_of_dishonest_clients_change(name, full_gradients):
         elif name == "a random model":
             sent = start - after
             assert 0.4 < float(sent.std()) < 0.6
-            assert not torch.equal(sent, start - attacked.rows[0][honest.ids[0].index(5 - client)])
+            assert not torch.equal(sent, start - attacked.rows[0][ids.index(5 - client)])
         elif name == "a model of zeros":
             assert torch.equal(after, start)
         else:
@@ -76,7 +62,7 @@ def test_noise_differs_between_clients_and_rounds_and_repeats_with_the_seed():
     one, theta = first_round(ATTACKS["noise"], rounds=2)
     again, same = first_round(ATTACKS["noise"], rounds=2)
     assert torch.equal(theta, same)
-    places = [[ids.index(client) for client in (1, 4)] for ids in one.ids]
+    places = [[cohort.client_ids.index(client) for client in (1, 4)] for cohort in one.cohorts]
     noise = [one.rows[when][place] for when in (0, 1) for place in places[when]]
     assert all(not torch.equal(a, b) for i, a in enumerate(noise) for b in noise[:i])
     assert torch.equal(one.rows[1], again.rows[1])

@@ -2,6 +2,7 @@
 """Clients that lie about numbers, train on wrong labels, or agree with each other on what to send."""
 
 from statistics import NormalDist
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -9,34 +10,24 @@ from algorithm_cohorts import SIZES, random_rows
 from column_shares import Meeting
 from support import Classifier, federated_blobs, fresh, training_only
 from torch.utils.data import default_collate
+from watching import Recorder
 
 import fl_lightning as fl
 from fl_lightning.algorithms.attacks.colluding import hidden_deviations
 from fl_lightning.core.columns import Columns
 
 
-class Accurate(Classifier):
-    def federated_accuracy(self, batch, batch_idx):
-        x, y = batch
-        return (self(x).argmax(-1) == y).double().mean()
-
-
-class Watching(fl.algorithms.FedAvg):
-    """Remembers what arrives."""
-
-    needs = fl.algorithms.Needs(losses=True, accuracies=True)
-
-    def aggregate(self, cohort):
-        self.cohort = cohort
-        self.rows = cohort.updates.rows.clone()
-        return super().aggregate(cohort)
-
-
 def first_round(attack=None, **options):
-    rule = Watching()
+    """The cohort, its rows and the strategy."""
+    rule = Recorder(losses=True, accuracies=True)
     strategy = fl.FederatedStrategy(rule, attack=attack, seed=2, **options)
-    training_only(strategy, 1).fit(fresh(Accurate), federated_blobs())
-    return rule, strategy
+    training_only(strategy, 1).fit(fresh(Classifier), federated_blobs())
+    return Round(rule.cohorts[0], rule.rows[0]), strategy
+
+
+class Round(NamedTuple):
+    cohort: fl.Cohort
+    rows: torch.Tensor
 
 
 def apart(one, two):

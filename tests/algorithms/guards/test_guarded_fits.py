@@ -4,6 +4,7 @@
 import pytest
 import torch
 from support import Classifier, federated_blobs, fresh, training_only, weights
+from watching import Recorder
 
 import fl_lightning as fl
 from fl_lightning.fit.on_ranks import whole_rows_reason
@@ -12,20 +13,8 @@ pytestmark = pytest.mark.fit
 LOUD = fl.attacks.ScaledUpdates((1, 4), factor=50.0)
 
 
-class Watching(fl.algorithms.FedAvg):
-    """Remembers what it is shown."""
-
-    def __init__(self):
-        super().__init__(weighting="uniform")
-        self.seen = []
-
-    def aggregate(self, cohort):
-        self.seen.append((cohort.client_ids, cohort.updates.rows.clone(), cohort.updates.norms().clone()))
-        return super().aggregate(cohort)
-
-
 def fitted(rule=None, rounds=1, ckpt=None, module=None, **options):
-    rule, module = rule or Watching(), module or fresh(Classifier)
+    rule, module = rule or Recorder("uniform"), module or fresh(Classifier)
     strategy = fl.FederatedStrategy(rule, seed=2, **options)
     trainer = training_only(strategy, rounds)
     trainer.fit(module, federated_blobs(), ckpt_path=ckpt)
@@ -42,9 +31,9 @@ def test_clients_left_out_are_gone_for_everybody():
     rule, strategy, trainer, _ = fitted(client=Committing(), guard=fl.guards.MultiKrum(1, keep=3), attack=LOUD,
                                         clients_per_round=6)  # fmt: skip
     open_rule, *_ = fitted(attack=LOUD, clients_per_round=6)
-    ids, rows, _ = rule.seen[0]
+    ids, rows = rule.cohorts[0].client_ids, rule.rows[0]
     record = strategy.last_round
-    all_ids, all_rows, _ = open_rule.seen[0]
+    all_ids, all_rows = open_rule.cohorts[0].client_ids, open_rule.rows[0]
     assert len(all_ids) == 6
     assert {1, 4} <= set(record.dropped)
     assert set(record.dropped.values()) == {"MultiKrum finds its update too far from the others"}
@@ -58,8 +47,8 @@ def test_clients_left_out_are_gone_for_everybody():
 def test_guards_come_one_after_the_other():
     guard = [fl.guards.NormClipping(0.05), fl.guards.MultiKrum(1, keep=4), fl.guards.NormClipping(0.01)]
     rule, strategy, *_ = fitted(guard=guard, attack=LOUD, clients_per_round=6)
-    ids, rows, norms = rule.seen[0]
-    assert len(ids) == 4
+    (rows,), norms = rule.rows, rule.cohorts[0].updates.norms()
+    assert len(rows) == 4
     torch.testing.assert_close(norms, torch.full((4,), 0.01, dtype=torch.float64))
     torch.testing.assert_close(norms, rows.double().norm(dim=1))
     assert set(strategy.last_round.scalars) == {
@@ -72,7 +61,7 @@ def test_guards_come_one_after_the_other():
 def test_reasons_go_to_the_clients_that_each_guard_leaves_out():
     guard = [fl.guards.MultiKrum(1, keep=5), fl.guards.MultiKrum(1, keep=2)]
     rule, strategy, *_ = fitted(guard=guard, attack=LOUD, clients_per_round=6)
-    left_out, (ids, *_) = strategy.last_round.dropped, rule.seen[0]
+    left_out, ids = strategy.last_round.dropped, rule.cohorts[0].client_ids
     assert strategy.last_round.scalars == {"MultiKrum/left_out": 1, "MultiKrum_2/left_out": 3}
     assert len(ids) == 2
     assert sorted([*ids, *left_out]) == [0, 1, 2, 3, 4, 5]
@@ -91,7 +80,7 @@ class Lossy(fl.data.CohortSampler):
 def test_a_round_that_a_guard_cannot_judge_changes_nothing():
     with pytest.warns(UserWarning, match=r"round 0 had 4 usable reports, fewer than the 5 that Krum\(.*\) needs"):
         rule, strategy, _, theta = fitted(guard=fl.guards.Krum(1), sampler=Lossy(2), clients_per_round=6)
-    assert rule.seen == []
+    assert rule.cohorts == []
     assert torch.equal(theta, weights(fresh(Classifier)))
     assert strategy.last_round.skipped.startswith("4 usable reports")
 

@@ -4,11 +4,9 @@
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from support import CLASSES, Blobs, Classifier, federated_blobs, fit, fresh, quiet_trainer
-from torchmetrics import MetricCollection, MinMaxMetric
-from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassPrecision
-
-import fl_lightning as fl
+from support import CLASSES, Classifier, federated_blobs, fit, fresh
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision
 
 
 class InSteps(Classifier):
@@ -77,21 +75,19 @@ def evaluated(module_class, **options):
     return module, trainer, fitted, strategy.last_evaluation
 
 
-@pytest.mark.parametrize("module_class", [AtTheEnd, InLists])
-def test_values_of_each_client(module_class, capsys):
+def test_values_of_each_client(capsys):
     _, trainer, expected, tested = evaluated(InSteps)
     pooled = dict(trainer.callback_metrics)
-    module, trainer, fitted, late = evaluated(module_class)
+    module, trainer, fitted, late = evaluated(InLists)
     for one, other in ((expected, fitted), (tested, late)):
         assert set(one.values) == set(other.values) == {"val_macc", "val_precision"}
         for name, values in one.values.items():
             torch.testing.assert_close(other.values[name], values)
     for name, value in pooled.items():
         torch.testing.assert_close(trainer.callback_metrics[name], value)
-    if module_class is InLists:
-        assert module.ends == 3  # once per real end, whatever the number of clients
-        assert capsys.readouterr().out.count("the end") == 3
-        assert module.outputs == []
+    assert module.ends == 3  # once per real end, whatever the number of clients
+    assert capsys.readouterr().out.count("the end") == 3
+    assert module.outputs == []
 
 
 def test_loggers_hear_the_real_end_only(tmp_path):
@@ -138,42 +134,3 @@ def test_schedulers_step_once():
         _, trainer, fitted, _ = evaluated(Steps)
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**2)
     assert set(fitted.values) == {"val_macc", "val_precision"}  # logged before it stepped
-
-
-class Wrapped(AtTheEnd):
-    """Two metrics whose states cannot be told apart client by client."""
-
-    def __init__(self):
-        super().__init__()
-        self.best = MinMaxMetric(MulticlassAccuracy(CLASSES))
-        self.confusion = MulticlassConfusionMatrix(CLASSES)
-
-    def validation_step(self, batch, batch_idx):
-        super().validation_step(batch, batch_idx)
-        self.best.update(*self._predict(batch))
-        self.confusion.update(*self._predict(batch))
-
-    def on_validation_epoch_end(self):
-        self.log("correct", self.confusion.compute().diagonal().sum().float())
-        found = self.best.compute()
-        self.log("best", found["max"] if isinstance(found, dict) else found)
-        self.best.reset()
-        self.confusion.reset()
-        super().on_validation_epoch_end()
-
-
-def test_metrics_that_cannot_be_separated_see_each_client_alone():
-    strategy = fl.FederatedStrategy()
-    quiet_trainer(strategy).validate(fresh(Wrapped), federated_blobs(), verbose=False)
-    fitted = strategy.last_evaluation
-    torch.testing.assert_close(fitted.values["best"], fitted.values["val_macc"])
-    assert fitted.values["correct"].sum() > 0
-    assert set(fitted.values) >= {"val_macc", "val_precision"}
-
-
-def test_what_wraps_a_metric_keeps_its_value_of_all_clients():
-    module = fresh(Wrapped)
-    (results,) = quiet_trainer(fl.FederatedStrategy()).validate(module, federated_blobs(), verbose=False)
-    x, y = (torch.cat(column) for column in zip(*Blobs().val_dataloader(), strict=True))
-    # The hook has reset it once per client.
-    assert results["best"] == pytest.approx(float(MulticlassAccuracy(CLASSES)(module(x), y)))

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from plain_loop import client_batches, evaluate
-from support import CLASSES, Blobs, Classifier, blobs, federated_blobs, fresh, quiet_trainer, weights
+from support import CLASSES, Blobs, Classifier, blobs, federated_blobs, fresh, quiet_trainer
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import (
     MulticlassAccuracy,
@@ -113,29 +113,6 @@ def test_pooled_and_client_values_equal_evaluation_by_hand(stage, fit_first, rec
     assert not [w for w in recwarn if "compute" in str(w.message)]
 
 
-@pytest.mark.filterwarnings("ignore:(ap|auroc) is undefined for client")
-@pytest.mark.filterwarnings("ignore:Average precision score")
-@pytest.mark.filterwarnings("ignore:No positive samples")
-def test_values_do_not_depend_on_a_fit_before_in_the_same_trainer():
-    module, data = fresh(Measured), federated_blobs()
-    trainer = quiet_trainer(fl.FederatedStrategy(), 2)
-    trainer.fit(module, data)
-    (after_fit,) = trainer.test(module, data, verbose=False)
-    (alone,) = quiet_trainer(fl.FederatedStrategy()).test(module, data, verbose=False)
-    assert after_fit == alone
-
-
-def test_validation_inside_the_fit_evaluates_the_aggregated_model():
-    module, data, strategy = fresh(), federated_blobs(), fl.FederatedStrategy(clients_per_round=2)
-    trainer = quiet_trainer(strategy, 2)
-    trainer.fit(module, data)
-    clients, (loss, accuracy, _) = evaluate(module)
-    assert float(trainer.callback_metrics["val_loss"]) == pytest.approx(loss, rel=1e-5)
-    assert float(trainer.callback_metrics["val_acc"]) == pytest.approx(accuracy, rel=1e-5)
-    found = strategy.last_evaluation.values["val_acc"].tolist()
-    assert found == pytest.approx([a for _, a, _ in clients.values()], rel=1e-5)
-
-
 def test_fairness_numbers_of_the_clients_are_logged():
     module, data, strategy = fresh(), federated_blobs(), fl.FederatedStrategy()
     (results,) = quiet_trainer(strategy).test(module, data, verbose=False)
@@ -194,18 +171,6 @@ def test_prediction_uses_the_trained_model_on_undivided_data():
     with torch.no_grad():
         assert torch.equal(predicted, module.eval()(x).argmax(1))
     assert not torch.equal(predicted, fresh().eval()(x).argmax(1))
-
-
-def test_a_checkpoint_is_tested_by_its_path(tmp_path):
-    module, data = fresh(), federated_blobs()
-    trainer = quiet_trainer(fl.FederatedStrategy(), 2)
-    trainer.fit(module, data)
-    trainer.save_checkpoint(tmp_path / "two.ckpt")
-    (expected,) = trainer.test(module, data, verbose=False)
-    other = fresh(seed=1)
-    (found,) = quiet_trainer(fl.FederatedStrategy()).test(other, data, ckpt_path=tmp_path / "two.ckpt", verbose=False)
-    assert found == expected
-    assert torch.equal(weights(other), weights(module))
 
 
 @pytest.mark.parametrize("limit", [2, 0.5])

@@ -154,9 +154,3 @@ def test_which_end_of_a_metric_is_bad(caplog):
     assert (values["val_dp"] < 0).any()
     assert results["fed/val_dp/worst_5"] == pytest.approx(float(values["val_dp"].abs().max()))
     assert results["fed/val_dp/mean"] == pytest.approx(float(values["val_dp"].abs().mean()))
-
-
-@pytest.mark.parametrize("mode", ["best", {"val_acc": "up"}, 3])
-def test_modes_are_checked(mode):
-    with pytest.raises((TypeError, ValueError), match=r"fairness_mode.* must be .*'abs'"):
-        fl.FederatedStrategy(fairness_mode=mode)
