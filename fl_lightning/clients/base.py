@@ -13,7 +13,7 @@ from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.clients.upload import Upload
 from fl_lightning.core.aligned import empty_rows
-from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.batches import ClientTask
 
 
 class Executor(ABC):

@@ -36,11 +36,11 @@ from fl_lightning.clients.schedules import Schedules
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.clients.upload import Upload, with_accuracy
 from fl_lightning.core.seeding import derive_seed, isolated
-from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.lightning.fast_log import LogCall, TrainingLog, replay
 from fl_lightning.lightning.inspection import full_path_reason
-from fl_lightning.lightning.module.generators import generators_in, seeded
+from fl_lightning.lightning.module.contents import generators_in, seeded
 from fl_lightning.lightning.names import LightningModule, Trainer
 
 

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 
 from fl_lightning.algorithms.records import Needs
 from fl_lightning.clients.client_batches import ClientBatches
+from fl_lightning.lightning.batches import loss_of, move_to_device
 from fl_lightning.lightning.inspection import takes_batch_index, transfer_is_hooked
 from fl_lightning.lightning.module.object_state import Undone
-from fl_lightning.lightning.module_steps import loss_of, move_to_device
 from fl_lightning.lightning.names import LightningModule, Trainer
 
 

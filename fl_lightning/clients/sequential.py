@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fl_lightning.clients.base import CohortRunner, Executor
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.upload import Upload
-from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.batches import ClientTask
 
 
 @dataclass(frozen=True)

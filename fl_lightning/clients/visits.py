@@ -19,7 +19,7 @@ from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.log_recorder import LoggerCall, LoggerStandIn, LogRecorder
 from fl_lightning.clients.module_visits import Left
 from fl_lightning.clients.upload import Upload
-from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.fast_log import LogCall
 
 

@@ -26,7 +26,7 @@ from fl_lightning.fit.evaluation.evaluator import Evaluator
 from fl_lightning.fit.options import ClientOptions
 from fl_lightning.fit.round_loader import RoundLoader, check_visit_schedulers, local_batches, refuse_steps_by_hand
 from fl_lightning.fit.state_callback import FederatedState
-from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.epoch_loop import install
 from fl_lightning.lightning.names import LightningModule, RunningStage, Trainer
 from fl_lightning.lightning.optimizers import configured_optimizers

@@ -29,10 +29,9 @@ from fl_lightning.federation.messages import ClientMessage, ServerMessage
 from fl_lightning.federation.registered_clients import RegisteredClients
 from fl_lightning.federation.served_model import ServedModel
 from fl_lightning.fit.options import CHECKS, FitOptions
-from fl_lightning.fit.resume_checks import check_resume, remembers
 from fl_lightning.fit.server import Server
 from fl_lightning.fit.uploads import Round
-from fl_lightning.lightning.fit_description import FitDescription
+from fl_lightning.lightning.fit_description import FitDescription, check_resume, remembers
 from fl_lightning.lightning.names import LightningModule
 
 VERSION = 1

@@ -22,7 +22,7 @@ from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.checks import check_accumulation, check_module, check_schedulers, warn_of_unused_settings
 from fl_lightning.fit.options import ClientOptions
 from fl_lightning.fit.uploads import merge_left
-from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.lightning.names import Trainer, rank_zero_info, rank_zero_warn
 

@@ -21,11 +21,10 @@ from fl_lightning.core.storage import kept
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.options import FitOptions
-from fl_lightning.fit.resume_checks import check_resume, remembers
 from fl_lightning.fit.server import Server
 from fl_lightning.fit.uploads import Round
-from fl_lightning.lightning.client_task import ClientTask
-from fl_lightning.lightning.fit_description import FitDescription
+from fl_lightning.lightning.batches import ClientTask
+from fl_lightning.lightning.fit_description import FitDescription, check_resume, remembers
 from fl_lightning.lightning.names import Trainer, rank_zero_info
 
 

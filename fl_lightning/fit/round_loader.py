@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from fl_lightning.clients.client_batches import ClientBatches, LocalOptions
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.inspection import accumulation
 from fl_lightning.lightning.names import Trainer
 

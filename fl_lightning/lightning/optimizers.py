@@ -9,8 +9,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from fl_lightning.lightning.inspection import is_overridden
-from fl_lightning.lightning.names import LightningModule, Trainer, lightning_module
-from fl_lightning.lightning.quiet import quiet
+from fl_lightning.lightning.names import LightningModule, Trainer, lightning_module, quiet
 
 _MadeUp: Any = lightning_module("core.optimizer")._MockOptimizer
 

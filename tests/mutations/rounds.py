@@ -36,7 +36,7 @@ state = In(
     "fl_lightning/fit/state_callback.py",
     f"{SIMULATION}/test_state_callback.py {SIMULATION}/test_other_fits.py -k 'state_callback or versions'",
 )
-checks = In("fl_lightning/fit/resume_checks.py", f"{SIMULATION}/test_other_fits.py -k 'remembered or kept'")
+checks = In("fl_lightning/lightning/fit_description.py", f"{SIMULATION}/test_other_fits.py -k 'remembered or kept'")
 sampler = In("fl_lightning/data/cohort_samplers.py", "tests/data/test_cohort_samplers.py")
 partition = In("fl_lightning/data/dirichlet_functions.py", "tests/data/test_partitions.py")
 trainer = In(

@@ -19,7 +19,7 @@ from fl_lightning.fit.evaluation.loader import EvaluationLoader, own_batches
 from fl_lightning.fit.evaluation.on_ranks import Division
 from fl_lightning.fit.evaluation.one_client import Alone
 from fl_lightning.fit.evaluation.personal import PREFIX, PersonalEvaluation
-from fl_lightning.lightning.evaluation_batches import ClientBatch, num_loaders
+from fl_lightning.lightning.batches import ClientBatch, num_loaders
 from fl_lightning.lightning.inspection import averaging
 from fl_lightning.lightning.logged_values import ClientValues, LoggedRow, active_results
 from fl_lightning.lightning.module.kept_objects import Items

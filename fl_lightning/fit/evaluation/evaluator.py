@@ -17,7 +17,7 @@ from fl_lightning.fit.evaluation.client_evaluation import ClientEvaluation
 from fl_lightning.fit.evaluation.loader import EvaluationLoader
 from fl_lightning.fit.evaluation.personal import personal_evaluation
 from fl_lightning.fit.evaluation.report import EvaluationReport
-from fl_lightning.lightning.evaluation_batches import untagged_batches, walked_loaders
+from fl_lightning.lightning.batches import untagged_batches, walked_loaders
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer, TrainerFn
 
 

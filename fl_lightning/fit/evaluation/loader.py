@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fl_lightning.clients.client_batches import limited
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.round_loader import LoaderOfAll
-from fl_lightning.lightning.evaluation_batches import ClientBatch
+from fl_lightning.lightning.batches import ClientBatch
 
 
 class PredictionLoader(LoaderOfAll):

@@ -14,7 +14,7 @@ from fl_lightning.core.fair_shares import fair_shares
 from fl_lightning.fit.evaluation.between_evaluations import Notices
 from fl_lightning.fit.evaluation.client_parts import ClientPart, ClientParts
 from fl_lightning.fit.evaluation.loader import EvaluationLoader
-from fl_lightning.lightning.evaluation_batches import num_loaders
+from fl_lightning.lightning.batches import num_loaders
 from fl_lightning.lightning.inspection import averaging, users_callback
 from fl_lightning.lightning.logged_values import ClientValues
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer

@@ -20,7 +20,6 @@ from fl_lightning.core.modules import modes_kept, named_metrics, outside_metrics
 from fl_lightning.lightning.metric_state import MetricState, beside_states, joins_clients
 from fl_lightning.lightning.module.contents import PLAIN, held_by
 from fl_lightning.lightning.module.kept_objects import Kept, Names, kinds_of, same_entries
-from fl_lightning.lightning.module.shadowed import shadowed
 from fl_lightning.lightning.names import LightningModule
 
 _OF_TORCH = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
@@ -177,6 +176,20 @@ class _MetricNames(Names):
 
     def now(self) -> dict[str, Any]:
         return beside_states(self.value)
+
+
+@contextmanager
+def shadowed(owner: object, **values: Any) -> Iterator[None]:
+    """Puts other values in front of attributes and methods of an object, and takes them away in the end."""
+    attributes = vars(owner)  # nn.Module's own way of setting one would register submodules and tensors
+    hidden = {name: attributes[name] for name in values if name in attributes}
+    attributes.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del attributes[name]
+        attributes.update(hidden)
 
 
 class Undone:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import fl_lightning as fl
 from fl_lightning.fit.evaluation.loader import EvaluationLoader, PredictionLoader
-from fl_lightning.lightning.evaluation_batches import ClientBatch
+from fl_lightning.lightning.batches import ClientBatch
 
 
 class Several(Classifier):
