@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local training of one client on the bound module: a visit's steps, one step in two ways, its loss and gradients."""
+"""Local training of one client on the bound module, the full gradient in its place, and losses of a client's data."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from fl_lightning.algorithms.base import ClientRule, overrides
-from fl_lightning.algorithms.records import LocalWork
+from fl_lightning.algorithms.records import LocalWork, Needs
 from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.clients.client_hooks import ClientHooks
-from fl_lightning.clients.fast_sgd import FastSGD
-from fl_lightning.clients.module_calls import ModuleCalls
+from fl_lightning.clients.local_steps import LocalStep, ModuleCalls
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.lightning.fast_log import TrainingLog
 from fl_lightning.lightning.names import Trainer
@@ -149,115 +148,58 @@ class FullGradients:
         return total
 
 
-class LocalStep(ABC):
-    """Takes one step on a batch."""
+class ClientLosses:
+    """Measures clients on their training data, without a trace in the module, its metrics or its logs.
 
-    hook: str | None  # in which ``self.log`` takes itself to be in a visit; ``None``: Lightning says so for each
-
-    @abstractmethod
-    def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
-        """Takes the step, or gathers gradients for it: the loop's clock knows which.
-
-        Returns the detached loss, if the module gave one, and whether a hook asked the client to stop.
-        """
-
-    def begin_visit(self) -> None:
-        """A client is about to train."""
-
-    def take_optimizer(self, optimizer: Optimizer) -> None:
-        """Steps with another optimizer from now on."""
-
-
-class LightningStep(LocalStep):
-    """Runs every hook that Lightning runs for a batch; the strategy calls the client's hooks in between."""
-
-    hook: str | None = None
-
-    def __init__(self, loop: FederatedEpochLoop) -> None:
-        self._loop = loop
-
-    def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
-        """See :class:`LocalStep`."""
-        return self._loop.local_step(batch, index, size)
-
-
-class LeanStep(LocalStep):
-    """Does the same arithmetic without the hooks, for fits in which nothing overrides them."""
-
-    hook: str | None = "training_step"
+    Without a ``batch_size`` forward passes have as many samples as in training, so that losses which depend on the
+    batch (contrastive ones, sums) are those that clients train on.
+    """
 
     def __init__(
-        self,
-        loop: FederatedEpochLoop,
-        calls: ModuleCalls,
-        hooks: ClientHooks,
-        optimizer: FastSGD,
-        gradients: LossGradients,
-    ) -> None:
-        self._loop, self._calls, self._hooks = loop, calls, hooks
-        self._optimizer, self._gradients = optimizer, gradients
+        self, trainer: Trainer, calls: ModuleCalls, batches: ClientBatches, batch_size: int | None
+    ) -> None:  # fmt: skip
+        self._trainer, self._calls, self._batches, self._batch_size = trainer, calls, batches, batch_size
+        self._differentiates = False
+        self._loss: Callable[[Any, int], Any] = (
+            getattr(trainer.lightning_module, "federated_loss", None) or calls.training_output
+        )
 
-    def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
-        """See :class:`LocalStep`."""
-        batch = self._calls.to_device(batch)
-        self._loop.expect(batch, size)
-        self._hooks.begin_batch(batch)
-        loss = self._gradients(batch, index)
-        self._hooks.before_optimizer_step()
-        self._calls.clip_gradients(self._optimizer.wrapped)
-        self._optimizer.step()
-        self._loop.count_step()
-        if self._loop.clock.scheduled:
-            self._loop.clock.end_step()
-        return loss, False
+    def measure(self, client: int, needs: Needs) -> dict[str, float]:
+        """Sample-weighted means over the client's training data at the bound parameters, in eval mode."""
+        module = self._trainer.lightning_module
+        wanted: dict[str, Callable[[Any, int], Any]] = {}
+        if needs.losses or needs.requery:
+            wanted["loss"] = self._module_loss
+        if needs.accuracies:
+            wanted["accuracy"] = partial(self._asked, getattr(module, "federated_accuracy"))  # noqa: B009 (nn.Module's type)
+        with self._calls.undone(), torch.no_grad():
+            return self._means(client, wanted)
 
-    def begin_visit(self) -> None:
-        """A client is about to train."""
-        self._gradients.begin_visit()
+    def _means(self, client: int, wanted: Mapping[str, Callable[[Any, int], Any]]) -> dict[str, float]:
+        precision = self._trainer.precision_plugin
+        totals = dict.fromkeys(wanted, 0.0)
+        counts = dict.fromkeys(wanted, 0)
+        for index, (batch, number) in enumerate(self._batches.in_order(client, self._batch_size)):
+            moved = self._calls.converted(batch)
+            for name, function in wanted.items():
+                with precision.val_step_context():
+                    value = function(moved, index)
+                if value is not None:
+                    totals[name] += float(value) * number
+                    counts[name] += number
+        return {name: totals[name] / count if count else float("nan") for name, count in counts.items()}
 
-    def take_optimizer(self, optimizer: Optimizer) -> None:
-        """Steps with another optimizer from now on."""
-        self._optimizer = FastSGD(optimizer)
-        self._gradients.take_optimizer(self._optimizer)
+    def _module_loss(self, batch: Any, index: int) -> Any:
+        output = self._asked(self._loss, batch, index)
+        return output.get("loss") if isinstance(output, Mapping) else output
 
-
-class LossGradients(ABC):
-    """Computes a batch's loss and leaves its gradients in the parameters."""
-
-    @abstractmethod
-    def __call__(self, batch: Any, index: int) -> Tensor | None:
-        """The detached loss with the client rule's term; ``None`` if the module skips the batch."""
-
-    def begin_visit(self) -> None:
-        """A client is about to train."""
-
-    def take_optimizer(self, optimizer: FastSGD) -> None:
-        """Gradients are for this optimizer from now on."""
-
-
-class EagerGradients(LossGradients):
-    """Computes them as a loop written by hand does: ``training_step``, ``zero_grad``, ``backward``."""
-
-    def __init__(self, calls: ModuleCalls, hooks: ClientHooks, optimizer: FastSGD) -> None:
-        self.calls, self.hooks, self.optimizer = calls, hooks, optimizer
-
-    def __call__(self, batch: Any, index: int) -> Tensor | None:
-        """See :class:`LossGradients`."""
-        return self.differentiate(self.loss(batch, index))
-
-    def loss(self, batch: Any, index: int) -> Tensor | None:
-        """The module's loss of a batch with the client rule's term."""
-        loss = self.calls.training_loss(batch, index)
-        return loss if loss is None else self.hooks.add_loss_term(loss, batch)
-
-    def differentiate(self, loss: Tensor | None) -> Tensor | None:
-        """Leaves the gradients of a loss in the parameters; ``None`` leaves no gradients there."""
-        self.optimizer.zero_grad()
-        if loss is None:
-            return None
-        torch.autograd.backward(loss)
-        return loss.detach()
-
-    def take_optimizer(self, optimizer: FastSGD) -> None:
-        """Gradients are for this optimizer from now on."""
-        self.optimizer = optimizer
+    def _asked(self, function: Callable[[Any, int], Any], batch: Any, index: int) -> Any:
+        if not self._differentiates:
+            try:
+                return function(batch, index)
+            except RuntimeError as error:
+                if "does not require grad" not in str(error):
+                    raise
+                self._differentiates = True  # a gradient penalty, for instance: the loss is made of gradients
+        with torch.enable_grad():
+            return function(batch, index)

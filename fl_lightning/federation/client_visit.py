@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 
 from fl_lightning.algorithms.records import Federation
 from fl_lightning.arguments import altered, trusted
+from fl_lightning.clients.base import Sequential
 from fl_lightning.clients.bound_parameters import BoundParameters, trained_names
 from fl_lightning.clients.buffers import BufferBank
-from fl_lightning.clients.sequential import Sequential
-from fl_lightning.clients.upload import Upload
+from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.storage import kept
 from fl_lightning.data.client_loaders import ClientLoaders

@@ -18,7 +18,7 @@ from fl_lightning.algorithms.base import obstacle as rule_obstacle
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.algorithms.records import Needs
 from fl_lightning.arguments import DEVICE, Bounds, Example, altered, checked
-from fl_lightning.clients.sequential import Sequential
+from fl_lightning.clients.base import Sequential
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.data.cohort_samplers import CohortSampler, Selection, UniformSampler, cohort_size

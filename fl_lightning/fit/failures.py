@@ -9,7 +9,7 @@ from math import nan
 import torch
 
 from fl_lightning.arguments import trusted
-from fl_lightning.clients.upload import Upload
+from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.client_names import client_label, numbered
 from fl_lightning.core.errors import ClientError, ModuleError
 from fl_lightning.core.records import RoundRecord

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_lightning.arguments import altered
 from fl_lightning.clients.bound_parameters import BoundParameters
-from fl_lightning.clients.upload import Upload
+from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.digest import checksums
 from fl_lightning.core.errors import RankError

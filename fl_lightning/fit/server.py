@@ -16,8 +16,7 @@ from fl_lightning.algorithms.records import Federation, StepReport
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
-from fl_lightning.clients.update_rows import UpdateRows
-from fl_lightning.clients.upload import Upload
+from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed

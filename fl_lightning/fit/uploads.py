@@ -16,8 +16,7 @@ from fl_lightning.algorithms.records import mean_rate
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.module_visits import ModuleVisits
-from fl_lightning.clients.update_rows import UpdateRows
-from fl_lightning.clients.upload import Upload
+from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.core.cohort import Cohort
 
 

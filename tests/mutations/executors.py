@@ -89,7 +89,7 @@ MUTATIONS = [
         "        for text, category, filename, line in outcome.warned:",
         "        for text, category, filename, line in ():",
     ),
-    visits("failed clients log nothing", "clients.log_again(outcome.logged)", "clients.log_again(())"),
+    visits("failed clients log nothing", "        for call in outcome.logged:\n", "        for call in ():\n"),
     visits("nobody hears of a wish to stop", " or outcome.stops", ""),
     visits("a client is not undone", "clients.restore(failed=error is not None)", "pass"),
 ]

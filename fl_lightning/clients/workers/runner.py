@@ -18,7 +18,7 @@ from fl_lightning.algorithms.base import obstacle
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.clients.base import CohortRunner, Executor
 from fl_lightning.clients.client_runner import ClientRunner
-from fl_lightning.clients.upload import Upload
+from fl_lightning.clients.update_rows import Upload
 from fl_lightning.clients.visits import Outcome, Replays
 from fl_lightning.clients.workers import process
 from fl_lightning.clients.workers.pool import WorkerPool
