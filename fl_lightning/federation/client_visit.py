@@ -20,11 +20,11 @@ from fl_lightning.core.storage import kept
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.federation.messages import ClientMessage, ServerMessage, answer_of, federation_plan, give
 from fl_lightning.federation.module_state import AwayModule
-from fl_lightning.fit.checks import check_trainer
+from fl_lightning.fit.checks import check_trainer, check_visit_schedulers, refuse_steps_by_hand
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.evaluation.evaluator import Evaluator
+from fl_lightning.fit.loaders import RoundLoader, local_batches
 from fl_lightning.fit.options import ClientOptions
-from fl_lightning.fit.round_loader import RoundLoader, check_visit_schedulers, local_batches, refuse_steps_by_hand
 from fl_lightning.fit.state_callback import FederatedState
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.epoch_loop import install

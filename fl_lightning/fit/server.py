@@ -23,14 +23,12 @@ from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.storage import kept
 from fl_lightning.core.storage.column_parts import for_columns, in_columns
 from fl_lightning.data.cohort_samplers import Selection
-from fl_lightning.fit.checks import check_selection
 from fl_lightning.fit.effective_conflicts import EffectiveConflicts
-from fl_lightning.fit.failures import Failures
 from fl_lightning.fit.global_step import GlobalStep, RefusedStepError
 from fl_lightning.fit.guarding import Guards
 from fl_lightning.fit.memory_plan import memory_plan
 from fl_lightning.fit.options import FitOptions
-from fl_lightning.fit.uploads import Cohorts, Round, UsableUploads, usable
+from fl_lightning.fit.uploads import Cohorts, Failures, Round, UsableUploads, usable
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.metrics.functional import conflict_counts
 
@@ -73,9 +71,12 @@ class Server:
 
     def drawn(self, index: int, sizes: Tensor) -> Selection:
         """The clients of a round; raises ValueError where the sampler's choice makes no sense."""
-        sampler, size = self._options.sampler, len(self._rows)
+        sampler, size, clients = self._options.sampler, len(self._rows), self._num_clients
         selection = sampler.select(index, size, sizes, derive_seed(self._options.seed, "sampler"))
-        check_selection(selection.client_ids, size, self._num_clients, type(sampler).__name__)
+        ids = selection.client_ids
+        if len(ids) > size or max(ids, default=0) >= clients:
+            who = f"{type(sampler).__name__}.select"
+            raise ValueError(f"{who} must give at most {size} ids from 0 to {clients - 1}, found {tuple(ids)}")
         return selection
 
     # ---- what lasts from round to round

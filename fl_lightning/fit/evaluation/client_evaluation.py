@@ -13,12 +13,11 @@ import torch
 from fl_lightning.arguments import trusted
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.seeding import derive_seed, isolated
-from fl_lightning.fit.evaluation.between_evaluations import Notices
+from fl_lightning.fit.evaluation.between_evaluations import Division, Notices
 from fl_lightning.fit.evaluation.client_parts import ClientPart, ClientParts
-from fl_lightning.fit.evaluation.loader import EvaluationLoader, own_batches
-from fl_lightning.fit.evaluation.on_ranks import Division
 from fl_lightning.fit.evaluation.one_client import Alone
 from fl_lightning.fit.evaluation.personal import PREFIX, PersonalEvaluation
+from fl_lightning.fit.loaders import EvaluationLoader, own_batches
 from fl_lightning.lightning.batches import ClientBatch, num_loaders
 from fl_lightning.lightning.inspection import averaging
 from fl_lightning.lightning.logged_values import ClientValues, LoggedRow, active_results

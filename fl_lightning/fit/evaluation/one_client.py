@@ -14,7 +14,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.core.modules import modes_kept, named_metrics, submodules
-from fl_lightning.fit.evaluation.loader import OwnBatches
+from fl_lightning.fit.loaders import OwnBatches
 from fl_lightning.lightning.batches import batch_size, counted_batches, device_batch
 from fl_lightning.lightning.inspection import is_overridden, takes_batch_index
 from fl_lightning.lightning.logged_values import LoggedRow, shown_metrics

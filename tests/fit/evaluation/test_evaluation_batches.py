@@ -12,7 +12,7 @@ from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer
 from torch.utils.data import DataLoader
 
 import fl_lightning as fl
-from fl_lightning.fit.evaluation.loader import EvaluationLoader, PredictionLoader
+from fl_lightning.fit.loaders import EvaluationLoader, PredictionLoader
 from fl_lightning.lightning.batches import ClientBatch
 
 
