@@ -20,8 +20,15 @@ from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.client_batches import ClientBatches, LocalOptions
 from fl_lightning.clients.client_hooks import ClientHooks
 from fl_lightning.clients.client_optimizers import ClientOptimizers
-from fl_lightning.clients.local_steps import EagerGradients, FastSGD, LeanStep, LightningStep, LocalStep, ModuleCalls
-from fl_lightning.clients.local_training import ClientLosses, FullGradients, LocalTrainer
+from fl_lightning.clients.local_training import (
+    EagerGradients,
+    FastSGD,
+    LeanStep,
+    LightningStep,
+    LocalStep,
+    LocalTrainer,
+)
+from fl_lightning.clients.module_calls import ClientLosses, FullGradients, ModuleCalls
 from fl_lightning.clients.module_visits import ModuleVisits
 from fl_lightning.clients.planned.planned_gradients import PlannedGradients
 from fl_lightning.clients.schedules import Schedules
@@ -156,12 +163,10 @@ class ClientRunner:
     def measure(self, client: int, round: int, needs: Needs) -> dict[str, float]:  # noqa: A002
         """Loss and accuracy of a client at the bound parameters, as far as ``needs`` names them."""
         with self._isolated(self.global_params.device, "loss", round, client):
-            self.visits.begin()
             try:
                 measured = self._losses.measure(client, needs)
             finally:
                 self._buffers.restore()
-                self.visits.put_back()
         attack = self._options.attack_of(client)
         return measured if attack is None else attack.report(measured)
 

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local training of one client on the bound module, the full gradient in its place, and losses of a client's data."""
+"""Local training of one client on the bound module: a visit's steps, one step in two ways, its loss and gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import SGD, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from fl_lightning.algorithms.base import ClientRule, overrides
-from fl_lightning.algorithms.records import LocalWork, Needs
+from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.records import LocalWork
 from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.clients.client_hooks import ClientHooks
-from fl_lightning.clients.local_steps import LocalStep, ModuleCalls
+from fl_lightning.clients.module_calls import ModuleCalls
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.lightning.fast_log import TrainingLog
 from fl_lightning.lightning.names import Trainer
@@ -94,112 +94,169 @@ def _weighted_mean(losses: list[Tensor], sizes: list[int]) -> Tensor:
     return (wide * torch.tensor(sizes, dtype=wide.dtype, device=wide.device)).sum() / sum(sizes)
 
 
-@dataclass(frozen=True)
-class FullGradients:
-    """Uploads the gradient of all of a client's data, in place of local training (FedSGD)."""
+class LocalStep(ABC):
+    """Takes one step on a batch."""
 
-    trainer: Trainer
-    loop: FederatedEpochLoop
-    calls: ModuleCalls
-    batches: ClientBatches
-    rule: ClientRule
+    hook: str | None  # in which ``self.log`` takes itself to be in a visit; ``None``: Lightning says so for each
 
-    def step(self, work: LocalWork, log: TrainingLog, out: Tensor) -> Tensor:
-        """Writes the learning rate times a client's full gradient to ``out`` (``[n]``); returns its mean loss."""
-        if overrides(self.rule, "begin_client"):  # it looks at the client's data at the global parameters
-            work.forward_context = self.trainer.precision_plugin.val_step_context
-            with self.calls.undone():
-                self.rule.begin_client(work)
-        log.install("training_step")
-        try:
-            loss = self._gradient(work, out)
-        finally:
-            log.remove()
-        self.loop.count_step()
-        work.steps += 1
-        return loss
+    @abstractmethod
+    def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
+        """Takes the step, or gathers gradients for it: the loop's clock knows which.
 
-    def _gradient(self, work: LocalWork, out: Tensor) -> Tensor:
-        assert work.client_lr is not None
-        assert work.batches is not None
-        total: Tensor | None = None
-        number = self.batches.loaders.num_batches(work.client_id, merge_single=self.batches.merges)
-        for parameter in work.parameters:
-            parameter.grad = None
-        for index, (batch, size) in enumerate(work.batches()):
-            self.loop.clock.begin_batch(is_last=index + 1 == number)
-            self.loop.expect(batch, size)
-            with self.trainer.precision_plugin.train_step_context():
-                loss = self.calls.training_loss(batch, index)
-            if loss is None:
-                raise ValueError(
-                    f"training_step must return a loss for full gradients, found None at client {work.client_id}"
-                )
-            share = loss * (size / work.num_samples)
-            torch.autograd.backward(share)
-            total = share.detach() if total is None else total + share.detach()
-        if total is None:
-            raise ValueError(f"client {work.client_id} has no batch to train on ({work.num_samples} samples)")
-        for parameter, view in zip(work.parameters, work.layout.views(out), strict=True):
-            gradient = parameter.grad
-            if gradient is not None and gradient.is_sparse:
-                gradient = gradient.to_dense()
-            view.zero_() if gradient is None else torch.mul(gradient, work.client_lr, out=view)
-        return total
+        Returns the detached loss, if the module gave one, and whether a hook asked the client to stop.
+        """
+
+    def begin_visit(self) -> None:
+        """A client is about to train."""
 
 
-class ClientLosses:
-    """Measures clients on their training data, without a trace in the module, its metrics or its logs.
+class LightningStep(LocalStep):
+    """Runs every hook that Lightning runs for a batch; the strategy calls the client's hooks in between."""
 
-    Without a ``batch_size`` forward passes have as many samples as in training, so that losses which depend on the
-    batch (contrastive ones, sums) are those that clients train on.
+    hook: str | None = None
+
+    def __init__(self, loop: FederatedEpochLoop) -> None:
+        self._loop = loop
+
+    def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
+        """See :class:`LocalStep`."""
+        return self._loop.local_step(batch, index, size)
+
+
+class LeanStep(LocalStep):
+    """Does the same arithmetic without the hooks, for fits in which nothing overrides them."""
+
+    hook: str | None = "training_step"
+
+    def __init__(self, loop: FederatedEpochLoop, eager: EagerGradients, gradients: LossGradients) -> None:
+        self._trainer, self._loop, self._gradients = loop.trainer, loop, gradients
+        self._calls, self._hooks, self._optimizer = eager.calls, eager.hooks, eager.optimizer
+
+    def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
+        """See :class:`LocalStep`."""
+        batch = self._calls.to_device(batch)
+        self._loop.expect(batch, size)
+        self._hooks.begin_batch(batch)
+        loss = self._gradients(batch, index)
+        self._hooks.before_optimizer_step()
+        if self._trainer.gradient_clip_val is not None:
+            self._calls.module.clip_gradients(self._optimizer.wrapped)
+        self._optimizer.step()
+        self._loop.count_step()
+        if self._loop.clock.scheduled:
+            self._loop.clock.end_step()
+        return loss, False
+
+    def begin_visit(self) -> None:
+        """A client is about to train."""
+        self._gradients.begin_visit()
+
+
+class LossGradients(ABC):
+    """Computes a batch's loss and leaves its gradients in the parameters."""
+
+    @abstractmethod
+    def __call__(self, batch: Any, index: int) -> Tensor | None:
+        """The detached loss with the client rule's term; ``None`` if the module skips the batch."""
+
+    def begin_visit(self) -> None:
+        """A client is about to train."""
+
+
+class EagerGradients(LossGradients):
+    """Computes them as a loop written by hand does: ``training_step``, ``zero_grad``, ``backward``."""
+
+    def __init__(self, calls: ModuleCalls, hooks: ClientHooks, optimizer: FastSGD) -> None:
+        self.calls, self.hooks, self.optimizer = calls, hooks, optimizer
+
+    def __call__(self, batch: Any, index: int) -> Tensor | None:
+        """See :class:`LossGradients`."""
+        return self.differentiate(self.loss(batch, index))
+
+    def loss(self, batch: Any, index: int) -> Tensor | None:
+        """The module's loss of a batch with the client rule's term."""
+        loss = self.calls.training_loss(batch, index)
+        return loss if loss is None else self.hooks.add_loss_term(loss, batch)
+
+    def differentiate(self, loss: Tensor | None) -> Tensor | None:
+        """Leaves the gradients of a loss in the parameters; ``None`` leaves no gradients there."""
+        self.optimizer.zero_grad()
+        if loss is None:
+            return None
+        torch.autograd.backward(loss)
+        return loss.detach()
+
+
+class FastSGD:
+    """Stands in for an optimizer whose next step is plain SGD, and calls the optimizer itself otherwise.
+
+    Most federated clients run ``torch.optim.SGD`` without momentum on small models. There ``zero_grad`` and ``step``
+    spend several times as long on hooks, profiler records and argument checks as on arithmetic, once per local batch.
+    The arithmetic here is the same, operation by operation, so the weights have the same bits. Each step decides anew,
+    because schedulers, callbacks and the module may change options of groups at any time.
     """
 
-    def __init__(
-        self, trainer: Trainer, calls: ModuleCalls, batches: ClientBatches, batch_size: int | None
-    ) -> None:  # fmt: skip
-        self._trainer, self._calls, self._batches, self._batch_size = trainer, calls, batches, batch_size
-        self._differentiates = False
-        self._loss: Callable[[Any, int], Any] = (
-            getattr(trainer.lightning_module, "federated_loss", None) or calls.training_output
-        )
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.follow(optimizer)
 
-    def measure(self, client: int, needs: Needs) -> dict[str, float]:
-        """Sample-weighted means over the client's training data at the bound parameters, in eval mode."""
-        module = self._trainer.lightning_module
-        wanted: dict[str, Callable[[Any, int], Any]] = {}
-        if needs.losses or needs.requery:
-            wanted["loss"] = self._module_loss
-        if needs.accuracies:
-            wanted["accuracy"] = partial(self._asked, getattr(module, "federated_accuracy"))  # noqa: B009 (nn.Module's type)
-        with self._calls.undone(), torch.no_grad():
-            return self._means(client, wanted)
+    def follow(self, optimizer: Optimizer) -> None:
+        """Stands in for another optimizer from now on."""
+        self.wrapped = optimizer
+        self._eligible = type(optimizer) is SGD
 
-    def _means(self, client: int, wanted: Mapping[str, Callable[[Any, int], Any]]) -> dict[str, float]:
-        precision = self._trainer.precision_plugin
-        totals = dict.fromkeys(wanted, 0.0)
-        counts = dict.fromkeys(wanted, 0)
-        for index, (batch, number) in enumerate(self._batches.in_order(client, self._batch_size)):
-            moved = self._calls.converted(batch)
-            for name, function in wanted.items():
-                with precision.val_step_context():
-                    value = function(moved, index)
-                if value is not None:
-                    totals[name] += float(value) * number
-                    counts[name] += number
-        return {name: totals[name] / count if count else float("nan") for name, count in counts.items()}
+    @property
+    def lets_go(self) -> bool:
+        """Whether no step keeps a gradient beyond itself, so that the next one may be in the same memory."""
+        return type(self.wrapped).__module__.startswith("torch.optim.") and _unobserved(self.wrapped)
 
-    def _module_loss(self, batch: Any, index: int) -> Any:
-        output = self._asked(self._loss, batch, index)
-        return output.get("loss") if isinstance(output, Mapping) else output
+    def zero_grad(self) -> None:
+        """Forgets all gradients."""
+        if not self._eligible or "zero_grad" in vars(self.wrapped):
+            self.wrapped.zero_grad()
+            return
+        for group in self.wrapped.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
-    def _asked(self, function: Callable[[Any, int], Any], batch: Any, index: int) -> Any:
-        if not self._differentiates:
-            try:
-                return function(batch, index)
-            except RuntimeError as error:
-                if "does not require grad" not in str(error):
-                    raise
-                self._differentiates = True  # a gradient penalty, for instance: the loss is made of gradients
-        with torch.enable_grad():
-            return function(batch, index)
+    def step(self) -> None:
+        """Takes one step along the gradients that are there."""
+        optimizer = self.wrapped
+        groups = optimizer.param_groups
+        if not self._eligible or not _unobserved(optimizer) or not all(map(_plain, groups)):
+            optimizer.step()
+            return
+        enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # torch.no_grad() takes as long as the step of a small layer
+        try:
+            for group in groups:
+                params, grads = group["params"], [g for p in group["params"] if (g := p.grad) is not None]
+                if len(grads) < len(params):
+                    params = [parameter for parameter in params if parameter.grad is not None]
+                if not params:
+                    continue
+                if group["weight_decay"] != 0:
+                    grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+                torch._foreach_add_(params, grads, alpha=-group["lr"])
+        finally:
+            torch._C._set_grad_enabled(enabled)
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn if no step came before theirs
+
+
+def _plain(group: dict[str, Any]) -> bool:
+    return (
+        group["momentum"] == 0
+        and not group["maximize"]
+        and not group["differentiable"]
+        and not group["fused"]
+        and type(group["lr"]) is float
+    )
+
+
+def _unobserved(optimizer: Optimizer) -> bool:
+    """Whether no hook runs at steps and ``step`` is torch's own, perhaps wrapped by a scheduler."""
+    if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+        return False
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return False
+    own = vars(optimizer).get("step")
+    return own is None or getattr(own, "__wrapped__", None) is type(optimizer).step

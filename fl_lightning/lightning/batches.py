@@ -67,14 +67,17 @@ def untagged_batches(
 ) -> Iterator[None]:
     """Takes the tags off all batches of the running evaluation before any hook sees them.
 
-    ``before`` is called before each batch, with a tag or without. ``around`` is entered with the tag before the first
-    hook of a batch, and left after the last.
+    ``before`` is called before the first batch, with a tag or without. ``around`` is entered with the tag before the
+    first hook of a batch, and left after the last.
     """
     loop = _evaluation_loop(trainer)
-    evaluation_step = loop._evaluation_step
+    evaluation_step, begun = loop._evaluation_step, False
 
     def step(batch: Any, batch_idx: int, *args: Any, **kwargs: Any) -> None:
-        before()
+        nonlocal begun
+        if not begun:
+            begun = True
+            before()
         tags = list(_tags(batch))
         if tags:
             batch = apply_to_collection(batch, ClientBatch, attrgetter("batch"))

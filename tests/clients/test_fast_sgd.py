@@ -9,7 +9,7 @@ from support import Classifier, federated_blobs, fresh, training_only, weights
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import fl_lightning as fl
-from fl_lightning.clients.local_steps import FastSGD
+from fl_lightning.clients.local_training import FastSGD
 
 
 def network():

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from fl_lightning.clients.local_steps import EagerGradients, FastSGD
+from fl_lightning.clients.local_training import EagerGradients, FastSGD
 from fl_lightning.clients.planned.planned_gradients import PlannedGradients
 from fl_lightning.lightning.batches import loss_of
 

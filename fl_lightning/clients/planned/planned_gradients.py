@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
-from fl_lightning.clients.local_steps import EagerGradients, LossGradients
+from fl_lightning.clients.local_training import EagerGradients, LossGradients
 from fl_lightning.clients.planned.plan import CannotPlanError, Plan
 from fl_lightning.core.modules import submodules
 from fl_lightning.lightning.fast_log import TrainingLog
