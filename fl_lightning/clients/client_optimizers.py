@@ -14,23 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.core.errors import ModuleError
-from fl_lightning.lightning.optimizers import group_options, with_wrapped
-
-
-def client_learning_rate(optimizers: Sequence[Optimizer]) -> tuple[float | None, float]:
-    """Learning rate and momentum of the clients' optimizer.
-
-    The rate is ``None`` unless there is a single ``torch.optim.SGD`` with one learning rate for all groups that
-    descends: only there an update is the learning rate times a sum of gradients.
-    """
-    if len(optimizers) != 1 or type(optimizers[0]) is not torch.optim.SGD:
-        return None, 0.0
-    groups = optimizers[0].param_groups
-    rates = {float(group["lr"]) for group in groups}
-    momenta = {float(group["momentum"]) for group in groups}
-    if len(rates) != 1 or len(momenta) != 1 or any(group["maximize"] for group in groups):
-        return None, 0.0
-    return rates.pop(), momenta.pop()
+from fl_lightning.lightning.optimizers import client_learning_rate, with_wrapped
 
 
 class ClientOptimizers:
@@ -263,3 +247,42 @@ def _moved(value: Any, device: torch.device | None, scalars: bool = False) -> An
     if isinstance(value, tuple):
         return tuple(_moved(v, device, scalars) for v in value)
     return copy.deepcopy(value)
+
+
+def group_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a parameter group without its parameters."""
+    return {name: _own(value) for name, value in group.items() if name != "params"}
+
+
+def _own(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):  # copy.deepcopy takes many times as long
+        return value
+    return value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+
+
+def scheduled_state(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]] | None = None) -> dict[str, Any]:
+    """An optimizer's part of a checkpoint in torch's layout, without the state, which belongs to clients."""
+    start, packed = 0, []
+    chosen = groups or [group_options(group) for group in optimizer.param_groups]
+    for group, options in zip(optimizer.param_groups, chosen, strict=True):
+        indices = list(range(start, start + len(group["params"])))
+        start += len(indices)
+        packed.append({**options, "params": indices})
+    return {"state": {}, "param_groups": packed}
+
+
+def load_scheduled_states(optimizers: Sequence[Optimizer], states: Sequence[Mapping[str, Any]]) -> None:
+    """Restores the options (the learning rate among them) that :func:`scheduled_state` returned for every optimizer.
+
+    Not through ``optimizer.load_state_dict``: it empties the state, which some optimizers fill when they are made.
+    """
+    if states and len(states) != len(optimizers):
+        raise ValueError(f"the module must have the checkpoint's {len(states)} optimizers, found {len(optimizers)}")
+    for optimizer, state in zip(optimizers, states, strict=False):
+        saved = state["param_groups"]
+        found, expected = [len(g["params"]) for g in optimizer.param_groups], [len(g["params"]) for g in saved]
+        if found != expected:
+            kind = type(optimizer).__name__
+            raise ValueError(f"{kind} must have the checkpoint's parameter groups, sizes {expected}, found {found}")
+        for group, options in zip(optimizer.param_groups, saved, strict=True):
+            group.update(group_options(options))

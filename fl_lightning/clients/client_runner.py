@@ -79,9 +79,9 @@ class ClientRunner:
             if options.planned_steps and binding.theta.device.type == "cpu":
                 self.plans = PlannedGradients(eager, binding.parameters)
             step = LeanStep(loop, eager, self.plans or eager)
-        self.local = LocalTrainer(trainer, self._calls, batches, rule, self.hooks, step, loop.fast_log(), loop.clock)
-        self._full = FullGradients(trainer, loop, self._calls, batches, rule)
-        self._losses = ClientLosses(trainer, self._calls, batches, options.loss_batch_size)
+        self.local = LocalTrainer(loop, self._calls, batches, rule, self.hooks, step)
+        self._full = FullGradients(loop, self._calls, batches, rule)
+        self._losses = ClientLosses(self._calls, batches, options.loss_batch_size)
         self.generators: list[Any] = []  # random generators that the training data keep for themselves
 
     @property

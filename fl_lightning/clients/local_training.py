@@ -18,8 +18,6 @@ from fl_lightning.clients.client_hooks import ClientHooks
 from fl_lightning.clients.module_calls import ModuleCalls
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.lightning.fast_log import TrainingLog
-from fl_lightning.lightning.names import Trainer
-from fl_lightning.lightning.round_clock import VisitClock
 
 
 class LocalTrainer:
@@ -27,29 +25,28 @@ class LocalTrainer:
 
     def __init__(
         self,
-        trainer: Trainer,
+        loop: FederatedEpochLoop,
         calls: ModuleCalls,
         batches: ClientBatches,
         rule: ClientRule,
         hooks: ClientHooks,
         step: LocalStep,
-        log: TrainingLog,
-        clock: VisitClock,
     ) -> None:
-        self._clock, self._precision, self._calls, self._batches = clock, trainer.precision_plugin, calls, batches
-        self._rule, self._hooks, self.step, self.log = rule, hooks, step, log  # in place of the module's ``log``
-        self._automatic = trainer.lightning_module.automatic_optimization
+        self._clock, self._calls, self._batches = loop.clock, calls, batches
+        self._rule, self._hooks, self._step = rule, hooks, step
+        self.log: TrainingLog = loop.fast_log()  # in place of the module's ``log``
+        self._automatic = calls.module.automatic_optimization
         self._passed = self.skipped = 0  # of the visit: batches in earlier passes; without a loss, if automatic
 
     def train(self, work: LocalWork) -> Tensor | None:
         """Trains the client's parameters; the sample-weighted mean of the losses, if the module reported any."""
         hooks = self._hooks
         hooks.work = work
-        work.forward_context, work.own_loss, self._passed = self._precision.train_step_context, self._own_loss, 0
+        work.forward_context, work.own_loss, self._passed = self._calls.precision.train_step_context, self._own_loss, 0
         self._rule.begin_client(work)
-        self.log.install(self.step.hook)
+        self.log.install(self._step.hook)
         hooks.install()
-        self.step.begin_visit()
+        self._step.begin_visit()
         losses: list[Tensor] = []
         sizes: list[int] = []
         done, clock, opens, self.skipped = 0, self._clock, True, 0
@@ -61,7 +58,7 @@ class LocalTrainer:
                 # A collate_fn that finds no sample to use gives no batch, as in Lightning; then the next one opens.
                 loss, stop = None, False
                 if batch is not None:
-                    loss, stop = self.step(batch, done, size)
+                    loss, stop = self._step(batch, done, size)
                     opens = False
                 done += 1
                 if loss is not None:

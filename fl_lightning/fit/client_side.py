@@ -14,7 +14,6 @@ from fl_lightning.clients.base import CohortRunner, Executor, SequentialRunner
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.client_batches import ClientBatches
-from fl_lightning.clients.client_optimizers import client_learning_rate
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.update_rows import Upload
 from fl_lightning.data.client_loaders import ClientLoaders
@@ -24,6 +23,7 @@ from fl_lightning.fit.uploads import merge_left
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.lightning.names import Trainer, rank_zero_info, rank_zero_warn
+from fl_lightning.lightning.optimizers import client_learning_rate
 
 _LOSSES = Needs(losses=True)
 

@@ -16,6 +16,7 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.arguments import ANY, Example, checked
 from fl_lightning.clients.base import Executor, Sequential
+from fl_lightning.clients.client_optimizers import load_scheduled_states
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
 from fl_lightning.fit.checks import check_trainer
@@ -29,7 +30,6 @@ from fl_lightning.fit.readable import ReadableStrategy, remembered
 from fl_lightning.fit.state_callback import FederatedState
 from fl_lightning.lightning.checkpoint_io import check_resumable, keep_names_in_one_folder
 from fl_lightning.lightning.names import LightningModule, RunningStage, StrategyRegistry, Trainer, TrainerFn
-from fl_lightning.lightning.optimizers import load_scheduled_states
 
 
 class FederatedStrategy(ReadableStrategy):

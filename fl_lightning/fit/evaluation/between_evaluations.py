@@ -22,8 +22,9 @@ from fl_lightning.lightning.batches import num_loaders
 from fl_lightning.lightning.inspection import averaging, users_callback
 from fl_lightning.lightning.logged_values import ClientValues, LoggedRow
 from fl_lightning.lightning.metric_state import updates_of
+from fl_lightning.lightning.module.contents import is_equal
 from fl_lightning.lightning.module.kept_objects import Kept, Names
-from fl_lightning.lightning.module.whole_state import WholeState, is_equal
+from fl_lightning.lightning.module.object_state import WholeState
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer, rank_zero_info, rank_zero_warn
 from fl_lightning.lightning.ranks import Ranks
 
