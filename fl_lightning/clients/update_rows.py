@@ -159,9 +159,12 @@ class UpdateRows:
             self._check(index)
         return self._norms(self.values, indices)
 
-    def companion_norms(self, index: int) -> dict[str, float]:
-        """Norms of what the client of row ``index`` has sent beside its update; not finite where the vector is not."""
-        return {name: float(self._norms(self._companions[name], [index])) for name in self.companions_of(index)}
+    def companion_norms(self, indices: Sequence[int]) -> list[dict[str, float]]:
+        """Norms of what the clients of some rows have sent beside their updates; not finite where the vector is not."""
+        return [
+            {name: float(self._norms(self._companions[name], [index])) for name in self.companions_of(index)}
+            for index in indices
+        ]
 
     def _norms(self, rows: Tensor, indices: Sequence[int]) -> Tensor:
         first = indices[0]

@@ -34,16 +34,16 @@ class FederatedFit:
     def __init__(self, trainer: Trainer, options: FitOptions, binding: BoundParameters, clients: ClientSide) -> None:
         self._trainer, self._options, self._binding, self.clients = trainer, options, binding, clients
         self._algorithm, self._rule = options.algorithm, options.client_rule
-        self._num_clients = len(clients.loaders)
+        loaders = clients.loaders
+        self._num_clients = len(loaders)
         if options.attack is not None:
             options.attack.check(self._num_clients)
-        sizes = clients.loaders.sizes
-        self._server = Server(options, binding, clients.buffers, clients.runner.rows, self._num_clients, sizes)
-        self._failures, self._failures.names = self._server.failures, clients.loaders.names
-        self._server.cohorts.num_samples = sum(sizes)
+        self._server = Server(options, binding, clients.buffers, clients.runner.rows, self._num_clients, loaders.sizes)
+        self._failures, self._failures.names = self._server.failures, loaders.names
+        self._server.cohorts.num_samples = sum(loaders.sizes)
         renewed = trainer.reload_dataloaders_every_n_epochs > 0  # type: ignore[attr-defined]
         self.description = self._server.description(
-            data={} if renewed else clients.loaders.fingerprint(),
+            data={} if renewed else loaders.fingerprint(),
             steps_per_round=None if renewed else clients.schedules.steps,
         )
         self._round: Round | None = None

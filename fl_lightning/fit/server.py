@@ -3,20 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from math import isfinite
+from math import ceil, isfinite
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import CannotGuardError
 from fl_lightning.algorithms.records import Federation, StepReport
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.update_rows import UpdateRows, Upload
+from fl_lightning.core.aligned import padded
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
@@ -26,7 +28,6 @@ from fl_lightning.data.cohort_samplers import Selection
 from fl_lightning.fit.effective_conflicts import EffectiveConflicts
 from fl_lightning.fit.global_step import GlobalStep, RefusedStepError
 from fl_lightning.fit.guarding import Guards
-from fl_lightning.fit.memory_plan import memory_plan
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.uploads import Cohorts, Failures, Round, UsableUploads, usable
 from fl_lightning.lightning.fit_description import FitDescription
@@ -256,3 +257,41 @@ class Server:
             skipped_rounds=self.failures.skipped_rounds,
             client_names=tuple(self.failures.names[client] for client in cohort.client_ids),
         )
+
+
+def memory_plan(
+    federation: Federation,
+    rules: Iterable[ServerRule | ClientRule],
+    server_optimizer: bool,
+    keeps_client_optimizers: bool,
+) -> dict[str, int]:
+    """Lists what a fit allocates, in bytes by name; the federation's cohort size is known.
+
+    An optimizer counts with two numbers per parameter. The server's takes copies of parameters and state as well,
+    because a step after which something is not finite is not taken.
+    """
+    rows, clients = federation.cohort_size or 0, federation.num_clients
+    columns, total = federation.numel, federation.layout.numel
+    params = total * federation.dtype.itemsize
+    row, whole, in_training = (
+        sum(padded(size, federation.dtype) for size in sizes) * federation.dtype.itemsize
+        for sizes in ([columns], [total], federation.layout.sizes)
+    )
+    parts = {
+        "global parameters": params,
+        "parameters in training (per process)": in_training,
+        f"update matrix ({rows} x {columns})": rows * row,
+    }
+    if federation.columns is not None:
+        trained = ceil(rows / len(federation.columns.spans))
+        parts[f"updates of clients that train here ({trained} x {total})"] = trained * whole
+    for rule in rules:
+        parts |= rule.memory(federation, rows)
+    if federation.buffers > 0:
+        parts[f"buffers ({rows + 1} copies)"] = (rows + 1) * federation.buffers
+    if server_optimizer:
+        parts["server optimizer (up to)"] = 2 * params
+        parts["copies to take a step back (up to)"] = 3 * params
+    if keeps_client_optimizers:
+        parts[f"client optimizers (up to, {clients} clients)"] = 2 * clients * params
+    return parts

@@ -92,10 +92,11 @@ def usable(
         return UsableUploads([], torch.zeros(0, dtype=torch.float64), [])
     norms, losses = _magnitudes(uploads, rows)
     buffers = bank.finite([upload.buffers for upload in uploads]).tolist()
+    others = rows.companion_norms([upload.index for upload in uploads])
     kept: list[int] = []
     flawed: list[tuple[Upload, str]] = []
     for place, upload in enumerate(uploads):
-        loss, companions = losses[place], rows.companion_norms(upload.index)
+        loss, companions = losses[place], others[place]
         extras = _not_finite(upload.report.extras, rule)
         if not isfinite(float(norms[place])):
             flawed.append((upload, "its update is not finite"))

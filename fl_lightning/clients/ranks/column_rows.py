@@ -91,9 +91,9 @@ class ColumnRows(UpdateRows):
             self._check(index)
         return torch.tensor([self._known[index].norm for index in indices], dtype=torch.float64)
 
-    def companion_norms(self, index: int) -> dict[str, float]:
+    def companion_norms(self, indices: Sequence[int]) -> list[dict[str, float]]:
         """See the base class."""
-        return dict(self._known[index].companions)
+        return [dict(self._known[index].companions) for index in indices]
 
 
 class RowExchange:
