@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the clients of a round are run: what an executor offers a fit."""
+"""How the clients of a round are run: what an executor offers a fit, and the one that runs them one by one."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.client_runner import ClientRunner
-from fl_lightning.clients.update_rows import UpdateRows
-from fl_lightning.clients.upload import Upload
+from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.core.aligned import empty_rows
-from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.batches import ClientTask
 
 
 class Executor(ABC):
@@ -106,3 +106,23 @@ class CohortRunner(ABC):
 
     def close(self) -> None:
         """The fit is over, however it ended, perhaps in the middle of a round; may be called again."""
+
+
+@dataclass(frozen=True)
+class Sequential(Executor):
+    """Trains one client after the other in this process; works for every module, rule and device."""
+
+    def runner(self, clients: ClientRunner) -> CohortRunner:
+        """See :meth:`Executor.runner`."""
+        return SequentialRunner(clients)
+
+
+class SequentialRunner(CohortRunner):
+    """Trains every client when the fit asks for it."""
+
+    def __init__(self, clients: ClientRunner, fallback: str | None = None) -> None:
+        self._clients, self.fallback = clients, fallback
+
+    def train(self, task: ClientTask) -> Upload:
+        """Trains the client on the bound module."""
+        return self._clients.train(task)

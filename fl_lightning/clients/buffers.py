@@ -173,9 +173,12 @@ class BufferBank:
 
     def finite(self, reports: Sequence[BufferReport]) -> Tensor:
         """``[m]`` whether all float buffers of a client are finite, or what they were before (a mask of -inf)."""
-        odd = [(report, not_finite(report.values)) for report in reports]
-        fine = [all(_is_allowed(report.values[name], self._global[name]) for name in names) for report, names in odd]
-        return torch.tensor(fine, dtype=torch.bool)
+        named = {f"{place} {name}": value for place, r in enumerate(reports) for name, value in r.values.items()}
+        fine = torch.ones(len(reports), dtype=torch.bool)
+        for odd in not_finite(named):
+            place, _, name = odd.partition(" ")
+            fine[int(place)] &= _is_allowed(named[odd], self._global[name])
+        return fine
 
     @torch.no_grad()
     def commit(self, reports: Sequence[BufferReport]) -> None:

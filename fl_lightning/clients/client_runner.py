@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,35 +13,31 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule
-from fl_lightning.algorithms.records import LocalWork, Needs
+from fl_lightning.algorithms.records import ClientReport, LocalWork, Needs
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.client_batches import ClientBatches, LocalOptions
 from fl_lightning.clients.client_hooks import ClientHooks
 from fl_lightning.clients.client_optimizers import ClientOptimizers
-from fl_lightning.clients.fast_sgd import FastSGD
 from fl_lightning.clients.local_training import (
     EagerGradients,
-    FullGradients,
+    FastSGD,
     LeanStep,
     LightningStep,
     LocalStep,
     LocalTrainer,
 )
-from fl_lightning.clients.log_recorder import LoggerCall
-from fl_lightning.clients.module_calls import ClientLosses, ModuleCalls
+from fl_lightning.clients.module_calls import ClientLosses, FullGradients, ModuleCalls
 from fl_lightning.clients.module_visits import ModuleVisits
 from fl_lightning.clients.planned.planned_gradients import PlannedGradients
 from fl_lightning.clients.schedules import Schedules
-from fl_lightning.clients.update_rows import UpdateRows
-from fl_lightning.clients.upload import Upload, with_accuracy
+from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.core.seeding import derive_seed, isolated
-from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
-from fl_lightning.lightning.fast_log import LogCall, TrainingLog, replay
 from fl_lightning.lightning.inspection import full_path_reason
-from fl_lightning.lightning.module.generators import generators_in, seeded
+from fl_lightning.lightning.module.contents import generators_in, seeded
 from fl_lightning.lightning.names import LightningModule, Trainer
 
 
@@ -64,7 +61,7 @@ class ClientRunner:
         buffers: BufferBank,
     ) -> None:
         self.trainer, self.rule, self.rows = trainer, rule, rows
-        self._loop, self._binding, self._buffers = loop, binding, buffers
+        self.loop, self._binding, self._buffers = loop, binding, buffers
         self._options, self._needs = options, needs
         self.full_path = full_path_reason(trainer, self.module)  # why local steps run through Lightning's own loop
         self.schedules = Schedules(trainer, loop.clock)
@@ -75,14 +72,16 @@ class ClientRunner:
         self._calls = ModuleCalls(trainer)
         step: LocalStep = LightningStep(loop)
         self.plans: PlannedGradients | None = None
+        self._optimizer: FastSGD | None = None  # of steps without Lightning's hooks
         if self.full_path is None:
-            eager = EagerGradients(self._calls, self.hooks, FastSGD(trainer.optimizers[0]))
+            self._optimizer = FastSGD(trainer.optimizers[0])
+            eager = EagerGradients(self._calls, self.hooks, self._optimizer)
             if options.planned_steps and binding.theta.device.type == "cpu":
                 self.plans = PlannedGradients(eager, binding.parameters)
-            step = LeanStep(loop, self._calls, self.hooks, eager.optimizer, self.plans or eager)
-        self._local = LocalTrainer(trainer, self._calls, batches, rule, self.hooks, step, loop.fast_log(), loop.clock)
-        self._full = FullGradients(trainer, loop, self._calls, batches, rule)
-        self._losses = ClientLosses(trainer, self._calls, batches, options.loss_batch_size)
+            step = LeanStep(loop, eager, self.plans or eager)
+        self.local = LocalTrainer(loop, self._calls, batches, rule, self.hooks, step)
+        self._full = FullGradients(loop, self._calls, batches, rule)
+        self._losses = ClientLosses(self._calls, batches, options.loss_batch_size)
         self.generators: list[Any] = []  # random generators that the training data keep for themselves
 
     @property
@@ -133,12 +132,12 @@ class ClientRunner:
             changes = optimizers.lr is not None and (self.schedules.move_in_visits or self.full_path is not None)
             self.hooks.rate = optimizers.present_lr if changes else None
             if needs.full_gradients:
-                loss: Tensor | None = self._full.step(work, self._local.log, self.rows.row(task.index))
+                loss: Tensor | None = self._full.step(work, self.local.log, self.rows.row(task.index))
                 report = self.rule.end_client(work)
                 self.rows.received(task.index)
             else:
                 optimizers.begin_client(client)
-                loss = self._local.train(work)
+                loss = self.local.train(work)
                 optimizers.end_client(client)
                 work.end_steps()
                 self.rows.settle()
@@ -150,11 +149,11 @@ class ClientRunner:
             seed = derive_seed(self._options.seed, "attack", task.round, client)
             attack.replace(self.rows.update(task.index), theta, seed)
         if needs.accuracies:
-            report = with_accuracy(report, measured["accuracy"], self.module)
+            report = _with_accuracy(report, measured["accuracy"], self.module)
         return Upload(
             task.index, client, task.num_samples, loss, measured.get("loss") if needs.losses else None,
             report, self._buffers.report(task.num_samples, self.batches.seen), work.client_lr, pace,
-            self._planned_steps() - before, 0 if needs.full_gradients else self._local.skipped, left,
+            self._planned_steps() - before, 0 if needs.full_gradients else self.local.skipped, left,
         )  # fmt: skip
 
     def _batches_of(self, client: int) -> Iterator[tuple[Any, int]]:
@@ -164,12 +163,10 @@ class ClientRunner:
     def measure(self, client: int, round: int, needs: Needs) -> dict[str, float]:  # noqa: A002
         """Loss and accuracy of a client at the bound parameters, as far as ``needs`` names them."""
         with self._isolated(self.global_params.device, "loss", round, client):
-            self.visits.begin()
             try:
                 measured = self._losses.measure(client, needs)
             finally:
                 self._buffers.restore()
-                self.visits.put_back()
         attack = self._options.attack_of(client)
         return measured if attack is None else attack.report(measured)
 
@@ -220,7 +217,8 @@ class ClientRunner:
         if not self.optimizers.follow(trainer.optimizers):
             return False
         trainer.optimizers = list(trainer.optimizers)  # Lightning steps with wrappers that it makes of a new list
-        self._local.step.take_optimizer(trainer.optimizers[0])
+        if self._optimizer is not None:
+            self._optimizer.follow(trainer.optimizers[0])
         return True
 
     def planned_cost(self, task: ClientTask) -> int:
@@ -238,21 +236,10 @@ class ClientRunner:
                 self.restore()
         self._binding.check_frozen()
 
-    # ---- what is logged elsewhere
 
-    @contextmanager
-    def logging_to(self, log: TrainingLog) -> Iterator[None]:
-        """Lets ``self.log`` in local training go elsewhere."""
-        own, self._local.log = self._local.log, log
-        try:
-            yield
-        finally:
-            self._local.log = own
-
-    def log_again(self, calls: Iterable[LogCall | LoggerCall]) -> None:
-        """Logs what a client has logged in a copy of the fit."""
-        for call in calls:
-            if isinstance(call, LogCall):
-                replay(self.module, self._local.log, call, self._loop.expect)
-            else:
-                call.repeat(self.trainer.loggers)
+def _with_accuracy(report: ClientReport, accuracy: float, module: object) -> ClientReport:
+    """Adds what the module says about its accuracy to what the client rule sends."""
+    if not 0 <= accuracy <= 1:
+        name = type(module).__name__
+        raise ValueError(f"{name}.federated_accuracy must return a share between 0 and 1, found {accuracy}")
+    return replace(report, extras={**report.extras, "accuracy": torch.tensor(accuracy, dtype=torch.float64)})

@@ -4,23 +4,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from fl_lightning.algorithms.base import ClientRule, overrides
+from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import LocalWork
 from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.clients.client_hooks import ClientHooks
-from fl_lightning.clients.fast_sgd import FastSGD
 from fl_lightning.clients.module_calls import ModuleCalls
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.lightning.fast_log import TrainingLog
-from fl_lightning.lightning.names import Trainer
-from fl_lightning.lightning.round_clock import VisitClock
 
 
 class LocalTrainer:
@@ -28,29 +25,28 @@ class LocalTrainer:
 
     def __init__(
         self,
-        trainer: Trainer,
+        loop: FederatedEpochLoop,
         calls: ModuleCalls,
         batches: ClientBatches,
         rule: ClientRule,
         hooks: ClientHooks,
         step: LocalStep,
-        log: TrainingLog,
-        clock: VisitClock,
     ) -> None:
-        self._clock, self._precision, self._calls, self._batches = clock, trainer.precision_plugin, calls, batches
-        self._rule, self._hooks, self.step, self.log = rule, hooks, step, log  # in place of the module's ``log``
-        self._automatic = trainer.lightning_module.automatic_optimization
+        self._clock, self._calls, self._batches = loop.clock, calls, batches
+        self._rule, self._hooks, self._step = rule, hooks, step
+        self.log: TrainingLog = loop.fast_log()  # in place of the module's ``log``
+        self._automatic = calls.module.automatic_optimization
         self._passed = self.skipped = 0  # of the visit: batches in earlier passes; without a loss, if automatic
 
     def train(self, work: LocalWork) -> Tensor | None:
         """Trains the client's parameters; the sample-weighted mean of the losses, if the module reported any."""
         hooks = self._hooks
         hooks.work = work
-        work.forward_context, work.own_loss, self._passed = self._precision.train_step_context, self._own_loss, 0
+        work.forward_context, work.own_loss, self._passed = self._calls.precision.train_step_context, self._own_loss, 0
         self._rule.begin_client(work)
-        self.log.install(self.step.hook)
+        self.log.install(self._step.hook)
         hooks.install()
-        self.step.begin_visit()
+        self._step.begin_visit()
         losses: list[Tensor] = []
         sizes: list[int] = []
         done, clock, opens, self.skipped = 0, self._clock, True, 0
@@ -62,7 +58,7 @@ class LocalTrainer:
                 # A collate_fn that finds no sample to use gives no batch, as in Lightning; then the next one opens.
                 loss, stop = None, False
                 if batch is not None:
-                    loss, stop = self.step(batch, done, size)
+                    loss, stop = self._step(batch, done, size)
                     opens = False
                 done += 1
                 if loss is not None:
@@ -95,60 +91,6 @@ def _weighted_mean(losses: list[Tensor], sizes: list[int]) -> Tensor:
     return (wide * torch.tensor(sizes, dtype=wide.dtype, device=wide.device)).sum() / sum(sizes)
 
 
-@dataclass(frozen=True)
-class FullGradients:
-    """Uploads the gradient of all of a client's data, in place of local training (FedSGD)."""
-
-    trainer: Trainer
-    loop: FederatedEpochLoop
-    calls: ModuleCalls
-    batches: ClientBatches
-    rule: ClientRule
-
-    def step(self, work: LocalWork, log: TrainingLog, out: Tensor) -> Tensor:
-        """Writes the learning rate times a client's full gradient to ``out`` (``[n]``); returns its mean loss."""
-        if overrides(self.rule, "begin_client"):  # it looks at the client's data at the global parameters
-            work.forward_context = self.trainer.precision_plugin.val_step_context
-            with self.calls.undone():
-                self.rule.begin_client(work)
-        log.install("training_step")
-        try:
-            loss = self._gradient(work, out)
-        finally:
-            log.remove()
-        self.loop.count_step()
-        work.steps += 1
-        return loss
-
-    def _gradient(self, work: LocalWork, out: Tensor) -> Tensor:
-        assert work.client_lr is not None
-        assert work.batches is not None
-        total: Tensor | None = None
-        number = self.batches.loaders.num_batches(work.client_id, merge_single=self.batches.merges)
-        for parameter in work.parameters:
-            parameter.grad = None
-        for index, (batch, size) in enumerate(work.batches()):
-            self.loop.clock.begin_batch(is_last=index + 1 == number)
-            self.loop.expect(batch, size)
-            with self.trainer.precision_plugin.train_step_context():
-                loss = self.calls.training_loss(batch, index)
-            if loss is None:
-                raise ValueError(
-                    f"training_step must return a loss for full gradients, found None at client {work.client_id}"
-                )
-            share = loss * (size / work.num_samples)
-            torch.autograd.backward(share)
-            total = share.detach() if total is None else total + share.detach()
-        if total is None:
-            raise ValueError(f"client {work.client_id} has no batch to train on ({work.num_samples} samples)")
-        for parameter, view in zip(work.parameters, work.layout.views(out), strict=True):
-            gradient = parameter.grad
-            if gradient is not None and gradient.is_sparse:
-                gradient = gradient.to_dense()
-            view.zero_() if gradient is None else torch.mul(gradient, work.client_lr, out=view)
-        return total
-
-
 class LocalStep(ABC):
     """Takes one step on a batch."""
 
@@ -163,9 +105,6 @@ class LocalStep(ABC):
 
     def begin_visit(self) -> None:
         """A client is about to train."""
-
-    def take_optimizer(self, optimizer: Optimizer) -> None:
-        """Steps with another optimizer from now on."""
 
 
 class LightningStep(LocalStep):
@@ -186,16 +125,9 @@ class LeanStep(LocalStep):
 
     hook: str | None = "training_step"
 
-    def __init__(
-        self,
-        loop: FederatedEpochLoop,
-        calls: ModuleCalls,
-        hooks: ClientHooks,
-        optimizer: FastSGD,
-        gradients: LossGradients,
-    ) -> None:
-        self._loop, self._calls, self._hooks = loop, calls, hooks
-        self._optimizer, self._gradients = optimizer, gradients
+    def __init__(self, loop: FederatedEpochLoop, eager: EagerGradients, gradients: LossGradients) -> None:
+        self._trainer, self._loop, self._gradients = loop.trainer, loop, gradients
+        self._calls, self._hooks, self._optimizer = eager.calls, eager.hooks, eager.optimizer
 
     def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
         """See :class:`LocalStep`."""
@@ -204,7 +136,8 @@ class LeanStep(LocalStep):
         self._hooks.begin_batch(batch)
         loss = self._gradients(batch, index)
         self._hooks.before_optimizer_step()
-        self._calls.clip_gradients(self._optimizer.wrapped)
+        if self._trainer.gradient_clip_val is not None:
+            self._calls.module.clip_gradients(self._optimizer.wrapped)
         self._optimizer.step()
         self._loop.count_step()
         if self._loop.clock.scheduled:
@@ -214,11 +147,6 @@ class LeanStep(LocalStep):
     def begin_visit(self) -> None:
         """A client is about to train."""
         self._gradients.begin_visit()
-
-    def take_optimizer(self, optimizer: Optimizer) -> None:
-        """Steps with another optimizer from now on."""
-        self._optimizer = FastSGD(optimizer)
-        self._gradients.take_optimizer(self._optimizer)
 
 
 class LossGradients(ABC):
@@ -230,9 +158,6 @@ class LossGradients(ABC):
 
     def begin_visit(self) -> None:
         """A client is about to train."""
-
-    def take_optimizer(self, optimizer: FastSGD) -> None:
-        """Gradients are for this optimizer from now on."""
 
 
 class EagerGradients(LossGradients):
@@ -258,6 +183,77 @@ class EagerGradients(LossGradients):
         torch.autograd.backward(loss)
         return loss.detach()
 
-    def take_optimizer(self, optimizer: FastSGD) -> None:
-        """Gradients are for this optimizer from now on."""
-        self.optimizer = optimizer
+
+class FastSGD:
+    """Stands in for an optimizer whose next step is plain SGD, and calls the optimizer itself otherwise.
+
+    Most federated clients run ``torch.optim.SGD`` without momentum on small models. There ``zero_grad`` and ``step``
+    spend several times as long on hooks, profiler records and argument checks as on arithmetic, once per local batch.
+    The arithmetic here is the same, operation by operation, so the weights have the same bits. Each step decides anew,
+    because schedulers, callbacks and the module may change options of groups at any time.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.follow(optimizer)
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """Stands in for another optimizer from now on."""
+        self.wrapped = optimizer
+        self._eligible = type(optimizer) is SGD
+
+    @property
+    def lets_go(self) -> bool:
+        """Whether no step keeps a gradient beyond itself, so that the next one may be in the same memory."""
+        return type(self.wrapped).__module__.startswith("torch.optim.") and _unobserved(self.wrapped)
+
+    def zero_grad(self) -> None:
+        """Forgets all gradients."""
+        if not self._eligible or "zero_grad" in vars(self.wrapped):
+            self.wrapped.zero_grad()
+            return
+        for group in self.wrapped.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def step(self) -> None:
+        """Takes one step along the gradients that are there."""
+        optimizer = self.wrapped
+        groups = optimizer.param_groups
+        if not self._eligible or not _unobserved(optimizer) or not all(map(_plain, groups)):
+            optimizer.step()
+            return
+        enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # torch.no_grad() takes as long as the step of a small layer
+        try:
+            for group in groups:
+                params, grads = group["params"], [g for p in group["params"] if (g := p.grad) is not None]
+                if len(grads) < len(params):
+                    params = [parameter for parameter in params if parameter.grad is not None]
+                if not params:
+                    continue
+                if group["weight_decay"] != 0:
+                    grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+                torch._foreach_add_(params, grads, alpha=-group["lr"])
+        finally:
+            torch._C._set_grad_enabled(enabled)
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn if no step came before theirs
+
+
+def _plain(group: dict[str, Any]) -> bool:
+    return (
+        group["momentum"] == 0
+        and not group["maximize"]
+        and not group["differentiable"]
+        and not group["fused"]
+        and type(group["lr"]) is float
+    )
+
+
+def _unobserved(optimizer: Optimizer) -> bool:
+    """Whether no hook runs at steps and ``step`` is torch's own, perhaps wrapped by a scheduler."""
+    if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+        return False
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return False
+    own = vars(optimizer).get("step")
+    return own is None or getattr(own, "__wrapped__", None) is type(optimizer).step

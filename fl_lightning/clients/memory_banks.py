@@ -34,11 +34,7 @@ class MemoryBanks:
             if buffer.value.is_floating_point() and buffer.value.dim() and not isinstance(buffer.owner, _NormBase):
                 self._owners[buffer.name] = buffer.owner, buffer.key
         self._pointers = {name: _pointers_of(owner) for name, (owner, _) in self._owners.items()}
-
-    @property
-    def possible(self) -> bool:
-        """Whether there is a float buffer with an integer beside it."""
-        return any(self._pointers.values())
+        self.possible = any(self._pointers.values())  # there is a float buffer with an integer beside it
 
     def votes(self, before: Mapping[str, Tensor], samples: int) -> dict[str, Vote]:
         """What a client's visit says of the buffers that it has changed and that have pointers beside them."""

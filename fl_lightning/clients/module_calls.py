@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a client's batch reaches the module, the loss that comes back, and loss and accuracy of a client's data."""
+"""How batches reach the module, the losses that come back, and losses, accuracies and full gradients of clients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from fl_lightning.algorithms.records import Needs
+from fl_lightning.algorithms.base import ClientRule, overrides
+from fl_lightning.algorithms.records import LocalWork, Needs
 from fl_lightning.clients.client_batches import ClientBatches
+from fl_lightning.lightning.batches import loss_of, move_to_device
+from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
+from fl_lightning.lightning.fast_log import TrainingLog
 from fl_lightning.lightning.inspection import takes_batch_index, transfer_is_hooked
 from fl_lightning.lightning.module.object_state import Undone
-from fl_lightning.lightning.module_steps import loss_of, move_to_device
 from fl_lightning.lightning.names import LightningModule, Trainer
 
 
@@ -23,7 +26,7 @@ class ModuleCalls:
     """Calls ``training_step`` as Lightning does."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
+        self._trainer, self.precision = trainer, trainer.precision_plugin
         self.module: LightningModule = trainer.lightning_module
         self.undone = Undone(self.module)  # runs it without a trace
         self.hooked = transfer_is_hooked(trainer)  # hooks see batches on their way to the device
@@ -36,7 +39,7 @@ class ModuleCalls:
 
     def converted(self, batch: Any) -> Any:
         """The batch in the trainer's precision, on the device."""
-        return self.to_device(self._trainer.precision_plugin.convert_input(batch))
+        return self.to_device(self.precision.convert_input(batch))
 
     def training_output(self, batch: Any, index: int) -> Any:
         """What ``training_step`` returns."""
@@ -49,16 +52,64 @@ class ModuleCalls:
 
     def unlogged_loss(self, batch: Any, index: int) -> Tensor:
         """The module's loss of a batch as it is at the moment; nothing is logged and metrics stay as they are."""
-        with self.undone(evaluate=False), self._trainer.precision_plugin.train_step_context():
+        with self.undone(evaluate=False), self.precision.train_step_context():
             loss = loss_of(self.training_output(batch, index))
         if loss is None:
             raise ValueError("training_step must return a loss for every batch for this method, found None")
         return loss
 
-    def clip_gradients(self, optimizer: Optimizer) -> None:
-        """Clips the gradients of an optimizer's parameters where ``Trainer(gradient_clip_val=...)`` asks for it."""
-        if self._trainer.gradient_clip_val is not None:
-            self.module.clip_gradients(optimizer)
+
+@dataclass(frozen=True)
+class FullGradients:
+    """Uploads the gradient of all of a client's data, in place of local training (FedSGD)."""
+
+    loop: FederatedEpochLoop
+    calls: ModuleCalls
+    batches: ClientBatches
+    rule: ClientRule
+
+    def step(self, work: LocalWork, log: TrainingLog, out: Tensor) -> Tensor:
+        """Writes the learning rate times a client's full gradient to ``out`` (``[n]``); returns its mean loss."""
+        if overrides(self.rule, "begin_client"):  # it looks at the client's data at the global parameters
+            work.forward_context = self.calls.precision.val_step_context
+            with self.calls.undone():
+                self.rule.begin_client(work)
+        log.install("training_step")
+        try:
+            loss = self._gradient(work, out)
+        finally:
+            log.remove()
+        self.loop.count_step()
+        work.steps += 1
+        return loss
+
+    def _gradient(self, work: LocalWork, out: Tensor) -> Tensor:
+        assert work.client_lr is not None
+        assert work.batches is not None
+        total: Tensor | None = None
+        number = self.batches.loaders.num_batches(work.client_id, merge_single=self.batches.merges)
+        for parameter in work.parameters:
+            parameter.grad = None
+        for index, (batch, size) in enumerate(work.batches()):
+            self.loop.clock.begin_batch(is_last=index + 1 == number)
+            self.loop.expect(batch, size)
+            with self.calls.precision.train_step_context():
+                loss = self.calls.training_loss(batch, index)
+            if loss is None:
+                raise ValueError(
+                    f"training_step must return a loss for full gradients, found None at client {work.client_id}"
+                )
+            share = loss * (size / work.num_samples)
+            torch.autograd.backward(share)
+            total = share.detach() if total is None else total + share.detach()
+        if total is None:
+            raise ValueError(f"client {work.client_id} has no batch to train on ({work.num_samples} samples)")
+        for parameter, view in zip(work.parameters, work.layout.views(out), strict=True):
+            gradient = parameter.grad
+            if gradient is not None and gradient.is_sparse:
+                gradient = gradient.to_dense()
+            view.zero_() if gradient is None else torch.mul(gradient, work.client_lr, out=view)
+        return total
 
 
 class ClientLosses:
@@ -68,28 +119,24 @@ class ClientLosses:
     batch (contrastive ones, sums) are those that clients train on.
     """
 
-    def __init__(
-        self, trainer: Trainer, calls: ModuleCalls, batches: ClientBatches, batch_size: int | None
-    ) -> None:  # fmt: skip
-        self._trainer, self._calls, self._batches, self._batch_size = trainer, calls, batches, batch_size
+    def __init__(self, calls: ModuleCalls, batches: ClientBatches, batch_size: int | None) -> None:
+        self._calls, self._batches, self._batch_size = calls, batches, batch_size
         self._differentiates = False
-        self._loss: Callable[[Any, int], Any] = (
-            getattr(trainer.lightning_module, "federated_loss", None) or calls.training_output
-        )
+        self._loss: Callable[[Any, int], Any] = getattr(calls.module, "federated_loss", None) or calls.training_output
 
     def measure(self, client: int, needs: Needs) -> dict[str, float]:
         """Sample-weighted means over the client's training data at the bound parameters, in eval mode."""
-        module = self._trainer.lightning_module
         wanted: dict[str, Callable[[Any, int], Any]] = {}
         if needs.losses or needs.requery:
             wanted["loss"] = self._module_loss
         if needs.accuracies:
-            wanted["accuracy"] = partial(self._asked, getattr(module, "federated_accuracy"))  # noqa: B009 (nn.Module's type)
+            accuracy = getattr(self._calls.module, "federated_accuracy")  # noqa: B009 (nn.Module's type)
+            wanted["accuracy"] = partial(self._asked, accuracy)
         with self._calls.undone(), torch.no_grad():
             return self._means(client, wanted)
 
     def _means(self, client: int, wanted: Mapping[str, Callable[[Any, int], Any]]) -> dict[str, float]:
-        precision = self._trainer.precision_plugin
+        precision = self._calls.precision
         totals = dict.fromkeys(wanted, 0.0)
         counts = dict.fromkeys(wanted, 0)
         for index, (batch, number) in enumerate(self._batches.in_order(client, self._batch_size)):

@@ -154,7 +154,7 @@ class Schedules:
 
     def end_visit(self) -> Pace:
         """The client is trained; :meth:`restore` has to follow."""
-        steps, batches = self._clock.steps_taken, self._clock.batches_begun
+        steps, batches = self._clock.counted()
         own = self._own if self._manual else [steps] * len(self._by_hand)
         return Pace(steps, batches, tuple(own), tuple(self._by_hand), tuple(self._odd))
 

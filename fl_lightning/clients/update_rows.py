@@ -1,18 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a round, one update per client, and the memory in which clients train."""
+"""What clients send: uploads, and their updates as the rows of one matrix; the memory in which they train."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from fl_lightning.algorithms.records import ClientReport
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
+from fl_lightning.clients.buffers import BufferReport
+from fl_lightning.clients.module_visits import Left
+from fl_lightning.clients.schedules import Pace
 from fl_lightning.core.aligned import empty_rows, empty_tensors
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.updates import UpdateMatrix
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One client's report as it reached the server."""
+
+    index: int  # its row in the update matrix
+    client_id: int
+    size: int  # training samples
+    train_loss: Tensor | None  # mean over local training, if the module reported one
+    loss: float | None  # at the global parameters before training, if asked for
+    report: ClientReport
+    buffers: BufferReport
+    client_lr: float | None = None  # mean of its steps, if its optimizer defines one
+    pace: Pace = field(default_factory=Pace)  # what its visit counted
+    planned: int = 0  # steps whose gradients came from plans
+    skipped: int = 0  # batches without a loss, with automatic optimization
+    left: Left = field(default_factory=Left)  # in the module beside parameters and buffers
 
 
 class UpdateRows:
@@ -136,9 +159,12 @@ class UpdateRows:
             self._check(index)
         return self._norms(self.values, indices)
 
-    def companion_norms(self, index: int) -> dict[str, float]:
-        """Norms of what the client of row ``index`` has sent beside its update; not finite where the vector is not."""
-        return {name: float(self._norms(self._companions[name], [index])) for name in self.companions_of(index)}
+    def companion_norms(self, indices: Sequence[int]) -> list[dict[str, float]]:
+        """Norms of what the clients of some rows have sent beside their updates; not finite where the vector is not."""
+        return [
+            {name: float(self._norms(self._companions[name], [index])) for name in self.companions_of(index)}
+            for index in indices
+        ]
 
     def _norms(self, rows: Tensor, indices: Sequence[int]) -> Tensor:
         first = indices[0]

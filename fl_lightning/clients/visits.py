@@ -15,12 +15,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
 from fl_lightning.clients.client_runner import ClientRunner
-from fl_lightning.clients.log_recorder import LoggerCall, LoggerStandIn, LogRecorder
 from fl_lightning.clients.module_visits import Left
-from fl_lightning.clients.upload import Upload
-from fl_lightning.lightning.client_task import ClientTask
-from fl_lightning.lightning.fast_log import LogCall
+from fl_lightning.clients.update_rows import Upload
+from fl_lightning.core.errors import ModuleError
+from fl_lightning.core.modules import submodules
+from fl_lightning.core.tensor_bytes import pack, unpack
+from fl_lightning.lightning.batches import ClientTask
+from fl_lightning.lightning.fast_log import LogCall, LoggedMetric, TrainingLog, current_hook, replay
+from fl_lightning.lightning.module.contents import PLAIN
+from fl_lightning.lightning.names import LightningModule
 
 
 @dataclass(frozen=True)
@@ -48,13 +56,14 @@ class Visits:
     def recording(self) -> Iterator[None]:
         """While it lasts, what is logged is written down, and others stand in for the trainer's loggers."""
         trainer, clients = self._clients.trainer, self._clients
-        loggers, self._log = trainer.loggers, LogRecorder(clients.module)
+        loggers, own, self._log = trainer.loggers, clients.local.log, LogRecorder(clients.module)
         trainer.loggers = [LoggerStandIn(logger, i, self._log) for i, logger in enumerate(loggers)]  # type: ignore[misc]
+        clients.local.log = self._log
         try:
-            with clients.visits.pinned(), clients.logging_to(self._log):
+            with clients.visits.pinned():
                 yield
         finally:
-            trainer.loggers = loggers
+            trainer.loggers, clients.local.log = loggers, own
 
     def visit(self, task: ClientTask, place: int) -> Outcome:
         """Trains a client."""
@@ -90,7 +99,11 @@ class Replays:
         assert task.client_id is not None
         for text, category, filename, line in outcome.warned:
             warnings.warn_explicit(text, category, filename, line, registry=self._warned.setdefault(filename, {}))
-        clients.log_again(outcome.logged)
+        for call in outcome.logged:
+            if isinstance(call, LogCall):
+                replay(clients.module, clients.local.log, call, clients.loop.expect)
+            else:
+                call.repeat(clients.trainer.loggers)
         clients.trainer.should_stop = clients.trainer.should_stop or outcome.stops
         if outcome.error is not None:
             raise outcome.error from (_ElsewhereError(outcome.trace) if outcome.trace else None)
@@ -131,3 +144,75 @@ def portable(error: _E) -> _E | RuntimeError:
         pickle.loads(pickle.dumps(error))
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+class LogRecorder(TrainingLog):
+    """Stands in for the module's ``log`` and keeps its calls, and those of loggers, in their order."""
+
+    def __init__(self, module: LightningModule) -> None:
+        super().__init__(module)
+        self.calls: list[LogCall | LoggerCall] = []
+        self._names = {id(part): name for name, part in submodules(module) if isinstance(part, Metric)}
+
+    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """See :meth:`lightning.pytorch.LightningModule.log`."""
+        if isinstance(value, Metric):
+            if id(value) not in self._names:
+                raise ModuleError(
+                    f"metric objects that {type(self._module).__name__} logs must be submodules where clients train in "
+                    f"other processes, found another one for {name!r}"
+                )
+            value = LoggedMetric(self._names[id(value)], value._forward_cache)
+        value = value.detach().clone() if isinstance(value, Tensor) else value
+        size = self._module.trainer.fit_loop.epoch_loop.batch_size
+        self.calls.append(LogCall(current_hook(self._module), size, name, value, args, kwargs))
+
+
+class LoggerCall:
+    """A call of something that a logger has, such as ``logger.experiment.add_image(...)``."""
+
+    def __init__(self, place: int, path: tuple[tuple[bool, Any], ...], args: Any, kwargs: Any) -> None:
+        # Place of the logger among the trainer's, and the attributes and items (True) that lead to what is called.
+        self._place, self._path, self._given = place, path, pack((args, kwargs))
+
+    def repeat(self, loggers: list[Any]) -> None:
+        """Calls it on the logger itself."""
+        target = loggers[self._place]
+        for is_item, name in self._path:
+            target = target[name] if is_item else getattr(target, name)
+        args, kwargs = unpack(self._given, torch.device("cpu"))
+        target(*args, **kwargs)
+
+
+class LoggerStandIn:
+    """Takes the place of a logger, whose files and threads are the fit's own. Calls are noted, and give ``None``."""
+
+    def __init__(
+        self, logger: Any, place: int, calls: LogRecorder, path: tuple[tuple[bool, Any], ...] = ()
+    ) -> None:  # fmt: skip
+        vars(self).update(_logger=logger, _place=place, _calls=calls, _path=path)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """People ask which logger they have."""
+        return type(self._logger) if not self._path else LoggerStandIn
+
+    def __getattr__(self, name: str) -> Any:
+        """A setting of the logger, or what stands in for anything else of it."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if not self._path and name != "experiment":
+            value = getattr(self._logger, name)
+            if isinstance(value, PLAIN):
+                return value
+        return self._step(False, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._step(True, key)
+
+    def _step(self, is_item: bool, name: Any) -> LoggerStandIn:
+        return LoggerStandIn(self._logger, self._place, self._calls, (*self._path, (is_item, name)))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Notes the call."""
+        self._calls.calls.append(LoggerCall(self._place, self._path, args, kwargs))

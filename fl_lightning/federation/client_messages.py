@@ -15,8 +15,7 @@ from fl_lightning.algorithms.records import ClientReport, Needs
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.module_visits import Left
-from fl_lightning.clients.update_rows import UpdateRows
-from fl_lightning.clients.upload import Upload
+from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.federation.door import COMPANIONS, LARGEST, OUTLIER, MisfitError, loss, outliers, read, said
 from fl_lightning.federation.messages import ClientMessage
 from fl_lightning.federation.module_state import HomeModule

@@ -11,22 +11,22 @@ from torch.optim import Optimizer
 
 from fl_lightning.algorithms.records import Federation
 from fl_lightning.arguments import altered, trusted
+from fl_lightning.clients.base import Sequential
 from fl_lightning.clients.bound_parameters import BoundParameters, trained_names
 from fl_lightning.clients.buffers import BufferBank
-from fl_lightning.clients.sequential import Sequential
-from fl_lightning.clients.upload import Upload
+from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.storage import kept
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.federation.messages import ClientMessage, ServerMessage, answer_of, federation_plan, give
 from fl_lightning.federation.module_state import AwayModule
-from fl_lightning.fit.checks import check_trainer
+from fl_lightning.fit.checks import check_trainer, check_visit_schedulers, refuse_steps_by_hand
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.evaluation.evaluator import Evaluator
+from fl_lightning.fit.loaders import RoundLoader, local_batches
 from fl_lightning.fit.options import ClientOptions
-from fl_lightning.fit.round_loader import RoundLoader, check_visit_schedulers, local_batches, refuse_steps_by_hand
 from fl_lightning.fit.state_callback import FederatedState
-from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.epoch_loop import install
 from fl_lightning.lightning.names import LightningModule, RunningStage, Trainer
 from fl_lightning.lightning.optimizers import configured_optimizers

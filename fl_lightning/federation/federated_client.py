@@ -34,9 +34,8 @@ from fl_lightning.fit.checks import paired_client_rule
 from fl_lightning.fit.options import CLIENT_CHECKS, ClientOptions
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.inspection import accumulation, is_overridden
-from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer
+from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer, quiet
 from fl_lightning.lightning.optimizers import configured_optimizers
-from fl_lightning.lightning.quiet import quiet
 
 _OWN = ("strategy", "max_epochs", "min_epochs", "max_steps", "min_steps", "max_time")
 

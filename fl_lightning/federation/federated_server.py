@@ -18,7 +18,7 @@ from fl_lightning.algorithms.base import obstacle as rule_obstacle
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.algorithms.records import Needs
 from fl_lightning.arguments import DEVICE, Bounds, Example, altered, checked
-from fl_lightning.clients.sequential import Sequential
+from fl_lightning.clients.base import Sequential
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.data.cohort_samplers import CohortSampler, Selection, UniformSampler, cohort_size
@@ -29,10 +29,9 @@ from fl_lightning.federation.messages import ClientMessage, ServerMessage
 from fl_lightning.federation.registered_clients import RegisteredClients
 from fl_lightning.federation.served_model import ServedModel
 from fl_lightning.fit.options import CHECKS, FitOptions
-from fl_lightning.fit.resume_checks import check_resume, remembers
 from fl_lightning.fit.server import Server
 from fl_lightning.fit.uploads import Round
-from fl_lightning.lightning.fit_description import FitDescription
+from fl_lightning.lightning.fit_description import FitDescription, check_resume, remembers
 from fl_lightning.lightning.names import LightningModule
 
 VERSION = 1

@@ -17,7 +17,7 @@ from fl_lightning.core.modules import submodules
 from fl_lightning.federation.door import STATE_BYTES, MisfitError, said
 from fl_lightning.federation.plain_values import Reader, StaysError, Writer, is_own_name
 from fl_lightning.lightning.metric_state import MetricShare, joins_clients
-from fl_lightning.lightning.module.generators import GENERATORS
+from fl_lightning.lightning.module.contents import GENERATORS
 from fl_lightning.lightning.module.kept_objects import Added, Kept, Names
 from fl_lightning.lightning.module.object_state import ObjectState
 

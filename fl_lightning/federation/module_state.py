@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fl_lightning.clients.module_visits import Left, ModuleVisits
-from fl_lightning.clients.upload import Upload
+from fl_lightning.clients.update_rows import Upload
 from fl_lightning.federation.module_changes import Places, read_left, written
 from fl_lightning.fit.uploads import merge_left
 from fl_lightning.lightning.metric_state import MetricShare, joins_clients

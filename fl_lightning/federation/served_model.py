@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_lightning.clients.bound_parameters import BoundParameters, trained_names
 from fl_lightning.clients.buffers import BufferBank
-from fl_lightning.clients.upload import Upload
+from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.federation.module_state import HomeModule
 from fl_lightning.fit.options import FitOptions

@@ -18,7 +18,7 @@ from fl_lightning.core.records import EvaluationRecord, RoundRecord, round_metri
 from fl_lightning.core.storage.files import read_whole, write_whole
 from fl_lightning.federation.federated_server import FederatedServer
 from fl_lightning.federation.server_trainer import ServerTrainer
-from fl_lightning.fit.evaluation.report import EvaluationReport, shown_angle
+from fl_lightning.fit.evaluation.evaluator import EvaluationReport, shown_angle
 from fl_lightning.lightning.names import Callback, Logger, rank_zero_info
 from fl_lightning.lightning.versions import package_versions
 from fl_lightning.metrics.functional import Mode

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer, SparseAdam
@@ -22,6 +22,8 @@ from fl_lightning.lightning.names import LightningModule, Trainer, TrainerFn, ca
 
 _PROBED_STEPS = 1000
 """Steps for which an averaging callback is asked whether it averages after them."""
+_MOST_STEPS = 10_000_000
+"""A few minutes on any processor: no federation needs more, and a wrong message may name any number."""
 
 _OUTSIDE_STEPS = ("batch_to_device", "lr_scheduler_step")
 _BEFORE_STEPS = (*_OUTSIDE_STEPS, "on_train_batch_start")
@@ -249,20 +251,38 @@ def check_accumulation(trainer: Trainer, window: int) -> None:
         )
 
 
-def refuse_undivided_data(loader: object) -> NoReturn:
-    """Raises TypeError for training data that is not divided among clients."""
-    raise TypeError(
-        "FederatedStrategy trains on clients: wrap the data, "
-        "data = fl.FederatedDataModule(my_datamodule, fl.data.Dirichlet(num_clients=100, alpha=0.1)), "
-        "where my_datamodule may also be a DataLoader or the module that has train_dataloader, "
-        "and call trainer.fit(model, data). Where a library calls trainer.fit itself, pass "
-        f"FederatedStrategy(partition=fl.data.Dirichlet(num_clients=100, alpha=0.1)); found a {type(loader).__name__}"
-    )
+def check_visit_schedulers(trainer: Trainer, knows_clock: bool, steps: int) -> None:
+    """Refuses schedulers that a client cannot bring to the round by itself: nobody sends their states.
+
+    ``knows_clock`` says that the client knows how long a round is; ``steps`` are those of the rounds so far.
+    """
+    for config in trainer.lr_scheduler_configs:
+        name = type(config.scheduler).__name__
+        if config.reduce_on_plateau:
+            raise ValueError(
+                f"{name} steps by a validation metric, which the server has: set the learning rate there, or use a "
+                "scheduler that counts rounds"
+            )
+        if not trainer.lightning_module.automatic_optimization:
+            refuse_steps_by_hand(trainer, [1])
+        if not knows_clock and config.interval == "step":
+            raise ValueError(
+                f"{name} steps within visits, and a client alone does not know what a round counts as: the server must "
+                "send ServerMessage(steps_per_round=...), see FitDescription.steps_per_round"
+            )
+        if config.interval == "step" and steps > _MOST_STEPS:
+            raise ValueError(
+                f"{name} steps within visits, and a client moves it through all rounds so far: they must have at most "
+                f"{_MOST_STEPS:,} steps, found {steps:,}"
+            )
 
 
-def check_selection(client_ids: Sequence[int], places: int, clients: int, sampler: str) -> None:
-    """Raises ValueError for more clients than a round has places, or for clients that do not exist."""
-    if len(client_ids) > places or max(client_ids, default=0) >= clients:
-        raise ValueError(
-            f"{sampler}.select must give at most {places} ids from 0 to {clients - 1}, found {tuple(client_ids)}"
-        )
+def refuse_steps_by_hand(trainer: Trainer, calls: Sequence[int]) -> None:
+    """Refuses schedulers that a module steps itself: how far depends on visits that this client has not seen."""
+    for config, times in zip(trainer.lr_scheduler_configs, calls, strict=False):
+        if times:
+            raise ValueError(
+                f"{type(config.scheduler).__name__} is stepped by hand, and a client alone does not know how far the "
+                "others' visits moved it: compute the learning rate from self.current_epoch, which is the round, or "
+                "let Lightning step the scheduler"
+            )

@@ -10,21 +10,20 @@ from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import Needs
-from fl_lightning.clients.base import CohortRunner, Executor
+from fl_lightning.clients.base import CohortRunner, Executor, SequentialRunner
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.client_batches import ClientBatches
-from fl_lightning.clients.client_optimizers import client_learning_rate
 from fl_lightning.clients.client_runner import ClientRunner
-from fl_lightning.clients.sequential import SequentialRunner
-from fl_lightning.clients.upload import Upload
+from fl_lightning.clients.update_rows import Upload
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.checks import check_accumulation, check_module, check_schedulers, warn_of_unused_settings
 from fl_lightning.fit.options import ClientOptions
 from fl_lightning.fit.uploads import merge_left
-from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.lightning.names import Trainer, rank_zero_info, rank_zero_warn
+from fl_lightning.lightning.optimizers import client_learning_rate
 
 _LOSSES = Needs(losses=True)
 

@@ -14,8 +14,8 @@ from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.partitions import Partition
 from fl_lightning.data.sources import StageLoaders, defines, is_module
-from fl_lightning.lightning.data_sources import DataSources
 from fl_lightning.lightning.names import LightningDataModule, Trainer, TrainerFn, rank_zero_warn
+from fl_lightning.lightning.single_device import DataSources
 
 PartitionLike = Partition | Sequence[Tensor] | Sequence[Sequence[int]] | Callable[[Any], FederatedDataModule]
 """How to divide, or a function that makes the federated data from the data of a Trainer."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_lightning.arguments import altered
 from fl_lightning.clients.bound_parameters import BoundParameters
-from fl_lightning.clients.upload import Upload
+from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.digest import checksums
 from fl_lightning.core.errors import RankError
@@ -21,11 +21,10 @@ from fl_lightning.core.storage import kept
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.options import FitOptions
-from fl_lightning.fit.resume_checks import check_resume, remembers
 from fl_lightning.fit.server import Server
 from fl_lightning.fit.uploads import Round
-from fl_lightning.lightning.client_task import ClientTask
-from fl_lightning.lightning.fit_description import FitDescription
+from fl_lightning.lightning.batches import ClientTask
+from fl_lightning.lightning.fit_description import FitDescription, check_resume, remembers
 from fl_lightning.lightning.names import Trainer, rank_zero_info
 
 
@@ -35,16 +34,16 @@ class FederatedFit:
     def __init__(self, trainer: Trainer, options: FitOptions, binding: BoundParameters, clients: ClientSide) -> None:
         self._trainer, self._options, self._binding, self.clients = trainer, options, binding, clients
         self._algorithm, self._rule = options.algorithm, options.client_rule
-        self._num_clients = len(clients.loaders)
+        loaders = clients.loaders
+        self._num_clients = len(loaders)
         if options.attack is not None:
             options.attack.check(self._num_clients)
-        sizes = clients.loaders.sizes
-        self._server = Server(options, binding, clients.buffers, clients.runner.rows, self._num_clients, sizes)
-        self._failures, self._failures.names = self._server.failures, clients.loaders.names
-        self._server.cohorts.num_samples = sum(sizes)
+        self._server = Server(options, binding, clients.buffers, clients.runner.rows, self._num_clients, loaders.sizes)
+        self._failures, self._failures.names = self._server.failures, loaders.names
+        self._server.cohorts.num_samples = sum(loaders.sizes)
         renewed = trainer.reload_dataloaders_every_n_epochs > 0  # type: ignore[attr-defined]
         self.description = self._server.description(
-            data={} if renewed else clients.loaders.fingerprint(),
+            data={} if renewed else loaders.fingerprint(),
             steps_per_round=None if renewed else clients.schedules.steps,
         )
         self._round: Round | None = None

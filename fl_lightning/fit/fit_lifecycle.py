@@ -21,13 +21,12 @@ from fl_lightning.core.records import RoundRecord, round_metrics
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import cohort_size
 from fl_lightning.fit import on_ranks
-from fl_lightning.fit.checks import refuse_undivided_data
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.fit import FederatedFit
+from fl_lightning.fit.loaders import RoundLoader, local_batches, refuse_undivided_data
 from fl_lightning.fit.options import FitOptions
-from fl_lightning.fit.round_loader import RoundLoader, local_batches
+from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.checkpoint_io import complete_last_checkpoints
-from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop, install
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.names import Trainer, rank_zero_info

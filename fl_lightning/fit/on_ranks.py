@@ -17,11 +17,10 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.algorithms.records import Federation
 from fl_lightning.arguments import altered, trusted
-from fl_lightning.clients.base import Executor
+from fl_lightning.clients.base import Executor, Sequential
 from fl_lightning.clients.bound_parameters import BoundParameters
-from fl_lightning.clients.ranks.column_state import ColumnState
+from fl_lightning.clients.ranks.column_rows import ColumnState
 from fl_lightning.clients.ranks.ranked_runner import Ranked
-from fl_lightning.clients.sequential import Sequential
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.digest import checksum, checksums

@@ -3,35 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from math import isfinite
+from math import ceil, isfinite
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import CannotGuardError
 from fl_lightning.algorithms.records import Federation, StepReport
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
-from fl_lightning.clients.update_rows import UpdateRows
-from fl_lightning.clients.upload import Upload
+from fl_lightning.clients.update_rows import UpdateRows, Upload
+from fl_lightning.core.aligned import padded
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.storage import kept
 from fl_lightning.core.storage.column_parts import for_columns, in_columns
 from fl_lightning.data.cohort_samplers import Selection
-from fl_lightning.fit.checks import check_selection
 from fl_lightning.fit.effective_conflicts import EffectiveConflicts
-from fl_lightning.fit.failures import Failures
 from fl_lightning.fit.global_step import GlobalStep, RefusedStepError
 from fl_lightning.fit.guarding import Guards
-from fl_lightning.fit.memory_plan import memory_plan
 from fl_lightning.fit.options import FitOptions
-from fl_lightning.fit.uploads import Cohorts, Round, UsableUploads, usable
+from fl_lightning.fit.uploads import Cohorts, Failures, Round, UsableUploads, usable
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.metrics.functional import conflict_counts
 
@@ -74,9 +72,12 @@ class Server:
 
     def drawn(self, index: int, sizes: Tensor) -> Selection:
         """The clients of a round; raises ValueError where the sampler's choice makes no sense."""
-        sampler, size = self._options.sampler, len(self._rows)
+        sampler, size, clients = self._options.sampler, len(self._rows), self._num_clients
         selection = sampler.select(index, size, sizes, derive_seed(self._options.seed, "sampler"))
-        check_selection(selection.client_ids, size, self._num_clients, type(sampler).__name__)
+        ids = selection.client_ids
+        if len(ids) > size or max(ids, default=0) >= clients:
+            who = f"{type(sampler).__name__}.select"
+            raise ValueError(f"{who} must give at most {size} ids from 0 to {clients - 1}, found {tuple(ids)}")
         return selection
 
     # ---- what lasts from round to round
@@ -256,3 +257,41 @@ class Server:
             skipped_rounds=self.failures.skipped_rounds,
             client_names=tuple(self.failures.names[client] for client in cohort.client_ids),
         )
+
+
+def memory_plan(
+    federation: Federation,
+    rules: Iterable[ServerRule | ClientRule],
+    server_optimizer: bool,
+    keeps_client_optimizers: bool,
+) -> dict[str, int]:
+    """Lists what a fit allocates, in bytes by name; the federation's cohort size is known.
+
+    An optimizer counts with two numbers per parameter. The server's takes copies of parameters and state as well,
+    because a step after which something is not finite is not taken.
+    """
+    rows, clients = federation.cohort_size or 0, federation.num_clients
+    columns, total = federation.numel, federation.layout.numel
+    params = total * federation.dtype.itemsize
+    row, whole, in_training = (
+        sum(padded(size, federation.dtype) for size in sizes) * federation.dtype.itemsize
+        for sizes in ([columns], [total], federation.layout.sizes)
+    )
+    parts = {
+        "global parameters": params,
+        "parameters in training (per process)": in_training,
+        f"update matrix ({rows} x {columns})": rows * row,
+    }
+    if federation.columns is not None:
+        trained = ceil(rows / len(federation.columns.spans))
+        parts[f"updates of clients that train here ({trained} x {total})"] = trained * whole
+    for rule in rules:
+        parts |= rule.memory(federation, rows)
+    if federation.buffers > 0:
+        parts[f"buffers ({rows + 1} copies)"] = (rows + 1) * federation.buffers
+    if server_optimizer:
+        parts["server optimizer (up to)"] = 2 * params
+        parts["copies to take a step back (up to)"] = 3 * params
+    if keeps_client_optimizers:
+        parts[f"client optimizers (up to, {clients} clients)"] = 2 * clients * params
+    return parts

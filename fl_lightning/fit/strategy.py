@@ -15,17 +15,15 @@ from fl_lightning.algorithms.attacks import Attack
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.arguments import ANY, Example, checked
-from fl_lightning.clients.base import Executor
+from fl_lightning.clients.base import Executor, Sequential
 from fl_lightning.clients.client_optimizers import load_scheduled_states
-from fl_lightning.clients.sequential import Sequential
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
 from fl_lightning.fit.checks import check_trainer
 from fl_lightning.fit.data_of_trainer import AttachedData, PartitionLike
-from fl_lightning.fit.evaluation.evaluator import Evaluator
-from fl_lightning.fit.evaluation.loader import PredictionLoader
-from fl_lightning.fit.evaluation.report import EvaluationReport
+from fl_lightning.fit.evaluation.evaluator import EvaluationReport, Evaluator
 from fl_lightning.fit.fit_lifecycle import FitLifecycle
+from fl_lightning.fit.loaders import PredictionLoader
 from fl_lightning.fit.on_ranks import check_same_data
 from fl_lightning.fit.options import CHECKS, FitOptions
 from fl_lightning.fit.readable import ReadableStrategy, remembered

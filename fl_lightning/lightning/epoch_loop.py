@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from fl_lightning.lightning.client_task import ClientTask
-from fl_lightning.lightning.contract import check_contract
+from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.fast_log import FastLog
 from fl_lightning.lightning.loop_parts import GroupedOptimization, StepValues, count_visits, settle_results
-from fl_lightning.lightning.names import Trainer, lightning_module
+from fl_lightning.lightning.names import Trainer, check_contract, lightning_module
 from fl_lightning.lightning.round_clock import VisitClock
 from fl_lightning.lightning.round_progress import RoundPhase, RoundProgress
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizers that a module asks for, also where no trainer trains it."""
+"""The optimizers that a module asks for, also where no trainer trains it, and their options in checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from fl_lightning.lightning.inspection import is_overridden
-from fl_lightning.lightning.names import LightningModule, Trainer, lightning_module
-from fl_lightning.lightning.quiet import quiet
+from fl_lightning.lightning.names import LightningModule, Trainer, lightning_module, quiet
 
 _MadeUp: Any = lightning_module("core.optimizer")._MockOptimizer
 
@@ -55,3 +55,37 @@ class _Unemployed(Trainer):
 
     estimated_stepping_batches = _LENGTH
     num_training_batches = _LENGTH
+
+
+def with_wrapped(optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, dict[int, Any]]]:
+    """The optimizers and those in their attributes, and the objects that they may share."""
+    found: dict[int, Optimizer] = {}
+    waiting = list(optimizers)
+    while waiting:
+        optimizer = waiting.pop(0)
+        if id(optimizer) not in found:
+            found[id(optimizer)] = optimizer
+            waiting += [value for value in vars(optimizer).values() if isinstance(value, Optimizer)]
+    shared: dict[int, Any] = dict(found)
+    for optimizer in found.values():
+        groups = optimizer.param_groups
+        parameters = [p for group in groups for p in group["params"]]
+        lists = [group["params"] for group in groups]
+        shared |= {id(o): o for o in (*parameters, *lists, *groups, groups, optimizer.state)}
+    return [(optimizer, shared) for optimizer in found.values()]
+
+
+def client_learning_rate(optimizers: Sequence[Optimizer]) -> tuple[float | None, float]:
+    """Learning rate and momentum of the clients' optimizer.
+
+    The rate is ``None`` unless there is a single ``torch.optim.SGD`` with one learning rate for all groups that
+    descends: only there an update is the learning rate times a sum of gradients.
+    """
+    if len(optimizers) != 1 or type(optimizers[0]) is not torch.optim.SGD:
+        return None, 0.0
+    groups = optimizers[0].param_groups
+    rates = {float(group["lr"]) for group in groups}
+    momenta = {float(group["momentum"]) for group in groups}
+    if len(rates) != 1 or len(momenta) != 1 or any(group["maximize"] for group in groups):
+        return None, 0.0
+    return rates.pop(), momenta.pop()

@@ -109,11 +109,6 @@ class VisitClock:
         return self.tick - self._start + self._held
 
     @property
-    def batches_begun(self) -> int:
-        """Batches of the visit so far."""
-        return int(self._loop.batch_progress.current.ready)
-
-    @property
     def is_last_batch(self) -> bool:
         """Whether the visit ends with the present batch."""
         return bool(self._loop.batch_progress.is_last_batch)
@@ -126,6 +121,10 @@ class VisitClock:
         """The visit has taken an optimizer step: schedulers move on, unless the round has no further tick."""
         if self.allows(self.steps_taken, self._limit):
             self._step_schedulers()
+
+    def counted(self) -> tuple[int, int]:
+        """Optimizer steps and batches of the visit so far."""
+        return self.steps_taken, int(self._loop.batch_progress.current.ready)
 
     def end_visit(self) -> None:
         """Puts everything back to where it was before the visit."""

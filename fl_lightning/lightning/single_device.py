@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Trainer hands to a strategy: devices, plugins, and the limits on batches."""
+"""What a Trainer hands to a strategy: devices, plugins, data, and the limits on batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ import torch
 
 from fl_lightning.core.storage.column_parts import holds_parts, joined
 from fl_lightning.lightning.checkpoint_io import STATE_KEY, AtomicCheckpointIO, federated_state
-from fl_lightning.lightning.names import SingleDeviceStrategy, Trainer, TrainerFn, lightning_module, rank_zero_warn
+from fl_lightning.lightning.names import (
+    LightningDataModule,
+    SingleDeviceStrategy,
+    Trainer,
+    TrainerFn,
+    lightning_module,
+    rank_zero_warn,
+)
 from fl_lightning.lightning.rank_processes import HeldSignals, check_startable, is_termination
 from fl_lightning.lightning.ranks import Ranks
 from fl_lightning.lightning.shared_by_ranks import epoch_logs_quiet, metrics_apart, share_module, share_random_state
@@ -222,3 +229,45 @@ def check_devices(devices: Sequence[torch.device], number: int, environment: Any
             "each would run the whole fit and write the same files. Pass Trainer(devices=..., num_nodes=...) as given "
             "to torchrun"
         )
+
+
+class DataSources:
+    """The data that a trainer function was called with."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        validation = trainer.fit_loop.epoch_loop.val_loop
+        self._all: tuple[Any, ...] = (
+            trainer.fit_loop, validation, trainer.validate_loop, trainer.test_loop, trainer.predict_loop,
+        )  # fmt: skip
+        self._used: dict[TrainerFn, dict[str, Any]] = {
+            TrainerFn.FITTING: {"train": trainer.fit_loop, "val": validation},
+            TrainerFn.VALIDATING: {"val": trainer.validate_loop},
+            TrainerFn.TESTING: {"test": trainer.test_loop},
+        }
+        self._replaced: tuple[list[Any], Any, LightningDataModule | None] | None = None
+
+    def owners(self) -> dict[str, Any]:
+        """By stage: the module or data module to ask for loaders, or the loaders themselves; predictions have none."""
+        function = self._trainer.state.fn
+        loops = self._used.get(function, {}) if function is not None else {}
+        sources = {stage: loop._data_source for stage, loop in loops.items()}
+        return {stage: source.instance for stage, source in sources.items() if source.is_defined()}
+
+    def replace(self, data: LightningDataModule) -> None:
+        """Lets the trainer function run as if it had been called with this data module."""
+        trainer, connector = self._trainer, self._trainer._data_connector
+        instances = [loop._data_source.instance for loop in self._all]
+        self._replaced = instances, connector._datahook_selector, trainer.datamodule  # type: ignore[attr-defined]
+        connector.attach_datamodule(trainer.lightning_module, data)
+
+    def restore(self) -> None:
+        """The trainer has its own data again."""
+        if self._replaced is None:
+            return
+        instances, selector, datamodule = self._replaced
+        for loop, instance in zip(self._all, instances, strict=True):
+            loop._data_source.instance = instance
+        self._trainer._data_connector._datahook_selector = selector
+        self._trainer.datamodule = datamodule  # type: ignore[attr-defined]
+        self._replaced = None

@@ -15,13 +15,8 @@ from support import Classifier, federated_blobs, fresh, on_path, training_only, 
 from torch import Tensor, nn
 
 import fl_lightning as fl
-from fl_lightning.clients.client_optimizers import (
-    ClientOptimizers,
-    client_learning_rate,
-    load_scheduled_states,
-    scheduled_state,
-)
-from fl_lightning.clients.optimizer_state import leaves
+from fl_lightning.clients.client_optimizers import ClientOptimizers, leaves, load_scheduled_states, scheduled_state
+from fl_lightning.lightning.optimizers import client_learning_rate
 
 
 class Lookahead(torch.optim.Optimizer):

@@ -154,7 +154,7 @@ def test_rows_get_where_their_columns_belong(owners, shared):
             for name in names:
                 assert torch.equal(rows.companion(name)[client], rows.columns.part(vector(client, name, 1)))
             norms = {name: float(vector(client, name, 1).double().norm()) for name in names}
-            assert rows.companion_norms(client) == pytest.approx(norms, rel=1e-7)
+            assert rows.companion_norms([client]) == [pytest.approx(norms, rel=1e-7)]
             assert rows.same_companions({client: 4}) == names
         backwards = range(len(owners))[::-1]
         norms = [float(vector(client, when=1).double().norm()) for client in backwards]

@@ -10,7 +10,7 @@ from test_column_rows import Network, Ranks
 
 from fl_lightning.algorithms import ClientRule
 from fl_lightning.algorithms.records import Federation
-from fl_lightning.clients.ranks.column_state import ColumnState
+from fl_lightning.clients.ranks.column_rows import ColumnState
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage.declared import per_client, server_state

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from fl_lightning.clients.fast_sgd import FastSGD
-from fl_lightning.clients.local_training import EagerGradients
+from fl_lightning.clients.local_training import EagerGradients, FastSGD
 from fl_lightning.clients.planned.planned_gradients import PlannedGradients
-from fl_lightning.lightning.module_steps import loss_of
+from fl_lightning.lightning.batches import loss_of
 
 SIZE, CLASSES, STEPS = 6, 5, 7
 

@@ -10,7 +10,7 @@ from support import Blobs, Classifier, blobs, federated_blobs, fresh, on_path, q
 from torch.utils.data import DataLoader, Dataset
 
 import fl_lightning as fl
-from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.batches import ClientTask
 
 
 def strategy(**options):

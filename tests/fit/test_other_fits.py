@@ -13,7 +13,7 @@ from support import Blobs, blobs, federated_blobs, fresh, quiet_trainer, weights
 from torch.utils.data import DataLoader, random_split
 
 import fl_lightning as fl
-from fl_lightning.fit.resume_checks import remembers
+from fl_lightning.lightning.fit_description import remembers
 
 
 @pytest.fixture(scope="module")

@@ -42,8 +42,7 @@ from fl_lightning.algorithms import (
 )
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank, BufferReport
-from fl_lightning.clients.update_rows import UpdateRows
-from fl_lightning.clients.upload import Upload
+from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.fit.uploads import stacked, usable
 
 

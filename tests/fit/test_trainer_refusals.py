@@ -21,8 +21,8 @@ from plain_loop import evaluate
 from support import Blobs, Classifier, federated_blobs, fit, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
-from fl_lightning.lightning import contract
 from fl_lightning.lightning import epoch_loop as loop
+from fl_lightning.lightning import names as lightning_names
 from fl_lightning.lightning.names import pl
 
 TAKES_TIMES = "timedelta" in str(signature(pl.Trainer).parameters["val_check_interval"].annotation)
@@ -186,12 +186,12 @@ def test_strategy_by_name():
 
 @pytest.mark.parametrize(
     ("path", "name"),
-    [(path, names[0]) for path, names in contract.CONTRACT.items()] + [("fit_loop.epoch_loop", "_results")],
+    [(path, names[0]) for path, names in lightning_names.CONTRACT.items()] + [("fit_loop.epoch_loop", "_results")],
 )
 def test_a_lightning_that_moved_an_attribute_is_refused(monkeypatch, path, name):
-    changed = copy.copy(contract.CONTRACT)
+    changed = copy.copy(lightning_names.CONTRACT)
     changed[path] = (*changed[path], f"{name}_of_another_release")
-    monkeypatch.setattr(contract, "CONTRACT", changed)
+    monkeypatch.setattr(lightning_names, "CONTRACT", changed)
     with pytest.raises(RuntimeError) as refusal:
         fit(rounds=1)
     sentence = str(refusal.value)
@@ -201,17 +201,17 @@ def test_a_lightning_that_moved_an_attribute_is_refused(monkeypatch, path, name)
 
 def test_a_missing_attribute_is_found():
     trainer = quiet_trainer(fl.FederatedStrategy())
-    contract.check_contract(trainer)
+    lightning_names.check_contract(trainer)
     del trainer._logger_connector._current_fx
     with pytest.raises(RuntimeError, match=r"trainer\._logger_connector lacks \['_current_fx'\]"):
-        contract.check_contract(trainer)
+        lightning_names.check_contract(trainer)
 
 
 def test_every_private_attribute_in_use_is_in_the_contract():
     base = quiet_trainer("auto").fit_loop.epoch_loop
     own = set(re.findall(r"self\.(_[a-z]\w+)", inspect.getsource(loop.FederatedEpochLoop)))
     inherited = {name for name in own if hasattr(base, name)} | {"_batches_that_stepped"}
-    assert inherited <= set(contract.CONTRACT["fit_loop.epoch_loop"])
+    assert inherited <= set(lightning_names.CONTRACT["fit_loop.epoch_loop"])
     of_connector = set(re.findall(r"connector\.(_[a-z]\w+)", inspect.getsource(loop)))
     assert of_connector
-    assert of_connector <= set(contract.CONTRACT["_logger_connector"])
+    assert of_connector <= set(lightning_names.CONTRACT["_logger_connector"])

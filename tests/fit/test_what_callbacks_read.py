@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ThroughputMon
 from support import Blobs, federated_blobs, fit
 
 import fl_lightning as fl
-from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.batches import ClientTask
 
 
 class Named(Blobs):

@@ -12,7 +12,8 @@ from torch import nn
 from torchmetrics import MetricCollection, MinMaxMetric, SumMetric
 from torchmetrics.classification import BinaryAccuracy, BinaryPrecision
 
-from fl_lightning.lightning.module.whole_state import WholeState, means_the_same
+from fl_lightning.lightning.module.kept_objects import means_the_same
+from fl_lightning.lightning.module.object_state import WholeState
 
 
 class Slotted:

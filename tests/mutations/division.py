@@ -4,7 +4,9 @@
 from mutations.change import In
 
 fits = In("fl_lightning/fit/on_ranks.py", "tests/fit/test_on_ranks.py")
-evaluations = In("fl_lightning/fit/evaluation/on_ranks.py", "tests/fit/evaluation/test_divided_evaluations.py")
+evaluations = In(
+    "fl_lightning/fit/evaluation/between_evaluations.py", "tests/fit/evaluation/test_divided_evaluations.py"
+)
 
 MUTATIONS = [
     fits("whole rows are divided", "    if «whole_rows_reason(options) is not None→False»:\n        return Ranked"),

@@ -77,7 +77,7 @@ MUTATIONS = [
     packed("tensors that need gradients lose that", "values«.requires_grad_(requires_grad)→»"),
     executor("rows are not padded", "«padded(n, like.dtype)→n»)"),
     visits("warnings of workers are lost", "        for text, category, filename, line in «outcome.warned→()»:"),
-    visits("failed clients log nothing", "clients.log_again(«outcome.logged→()»)"),
+    visits("failed clients log nothing", "        for call in «outcome.logged→()»:\n"),
     visits("nobody hears of a wish to stop", "« or outcome.stops→»"),
     visits("a client is not undone", "«clients.restore(failed=error is not None)→pass»"),
 ]

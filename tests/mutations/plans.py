@@ -8,7 +8,7 @@ GUARDS, WRONG = "tests/clients/test_planned_guards.py", "tests/clients/test_wron
 VARIANTS = "tests/clients/test_planned_variants.py"
 PLANNED = "fl_lightning/clients/planned"
 
-clipping = In("fl_lightning/clients/module_calls.py", "tests/clients/test_optimization.py -k clipping")
+clipping = In("fl_lightning/clients/local_training.py", "tests/clients/test_optimization.py -k clipping")
 program = In(f"{PLANNED}/plan.py", PROGRAMS)
 plan = In(f"{PLANNED}/plan.py", f"{VARIANTS} {WRONG} -k 'dropout or mean or foreign or number or end'")
 firsts = In(f"{PLANNED}/plan.py", f"{WRONG} -k start")
@@ -49,5 +49,7 @@ MUTATIONS = [
         "who keeps gradients gets others in their memory",
         "«eager.hooks.keeps_gradients or not eager.optimizer.lets_go→False»",
     ),
-    clipping("gradients are never clipped", "            «self.module.clip_gradients(optimizer)→pass»"),
+    clipping(
+        "gradients are never clipped", "            «self._calls.module.clip_gradients(self._optimizer.wrapped)→pass»"
+    ),
 ]

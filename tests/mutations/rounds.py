@@ -11,7 +11,7 @@ FITS = f"tests/fit/test_repeated_fits.py {SIMULATION}/test_checkpoint.py {SIMULA
 server = In("fl_lightning/fit/server.py", f"{POLICIES} -k 'not in_any_rule and not changes_nothing'")
 SEVERAL = "tests/fit/evaluation/test_several_loaders.py"
 evaluated = In("fl_lightning/fit/evaluation/client_evaluation.py", SEVERAL)
-own_batches = In("fl_lightning/fit/evaluation/loader.py", SEVERAL)
+own_batches = In("fl_lightning/fit/loaders.py", SEVERAL)
 one_client = In("fl_lightning/fit/evaluation/one_client.py", SEVERAL)
 recorded = In("fl_lightning/fit/evaluation/one_client.py", SEVERAL)
 divided = In("fl_lightning/data/division.py", SEVERAL)
@@ -36,7 +36,7 @@ state = In(
     "fl_lightning/fit/state_callback.py",
     f"{SIMULATION}/test_state_callback.py {SIMULATION}/test_other_fits.py -k 'state_callback or versions'",
 )
-checks = In("fl_lightning/fit/resume_checks.py", f"{SIMULATION}/test_other_fits.py -k 'remembered or kept'")
+checks = In("fl_lightning/lightning/fit_description.py", f"{SIMULATION}/test_other_fits.py -k 'remembered or kept'")
 sampler = In("fl_lightning/data/cohort_samplers.py", "tests/data/test_cohort_samplers.py")
 partition = In("fl_lightning/data/dirichlet_functions.py", "tests/data/test_partitions.py")
 trainer = In(

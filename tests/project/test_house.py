@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from house import imports, modules, room
 
-from fl_lightning.lightning.contract import CONTRACT
+from fl_lightning.lightning.names import CONTRACT
 
 PACKAGE = Path(__file__).parents[2] / "fl_lightning"
 FLOORS = (

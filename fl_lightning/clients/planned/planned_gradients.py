@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
-from fl_lightning.clients.fast_sgd import FastSGD
 from fl_lightning.clients.local_training import EagerGradients, LossGradients
 from fl_lightning.clients.planned.plan import CannotPlanError, Plan
 from fl_lightning.core.modules import submodules
@@ -38,10 +37,6 @@ class PlannedGradients(LossGradients):
         self.reason: str | None = None  # why nothing is planned any more, to complete "eager, because ..."
         self.planned = 0  # steps from plans so far
         self.announce: Callable[[str], None] = rank_zero_info
-
-    def take_optimizer(self, optimizer: FastSGD) -> None:
-        """Gradients are for this optimizer from now on."""
-        self._eager.take_optimizer(optimizer)
 
     def begin_visit(self) -> None:
         """A client is about to train."""

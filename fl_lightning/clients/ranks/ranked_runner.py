@@ -11,15 +11,13 @@ import torch
 from fl_lightning.clients.base import CohortRunner, Executor
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.client_runner import ClientRunner
-from fl_lightning.clients.ranks.column_rows import ColumnRows, RowExchange, SentRows
-from fl_lightning.clients.ranks.column_state import ColumnState
-from fl_lightning.clients.update_rows import UpdateRows
-from fl_lightning.clients.upload import Upload
+from fl_lightning.clients.ranks.column_rows import ColumnRows, ColumnState, RowExchange, SentRows
+from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.clients.visits import Outcome, Replays, Visits, portable
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.errors import ModuleError, RankError
 from fl_lightning.core.fair_shares import fair_shares
-from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.inspection import users_callback
 from fl_lightning.lightning.names import Callback
 from fl_lightning.lightning.ranks import Ranks

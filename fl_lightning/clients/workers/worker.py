@@ -19,7 +19,7 @@ from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.visits import Outcome, Visits
 from fl_lightning.clients.workers import process
 from fl_lightning.core.errors import ModuleError
-from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.batches import ClientTask
 
 STOP = -1
 _MOMENT = 0.02  # seconds

@@ -13,13 +13,12 @@ import torch
 from fl_lightning.arguments import trusted
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.seeding import derive_seed, isolated
-from fl_lightning.fit.evaluation.between_evaluations import Notices
+from fl_lightning.fit.evaluation.between_evaluations import Division, Notices
 from fl_lightning.fit.evaluation.client_parts import ClientPart, ClientParts
-from fl_lightning.fit.evaluation.loader import EvaluationLoader, own_batches
-from fl_lightning.fit.evaluation.on_ranks import Division
 from fl_lightning.fit.evaluation.one_client import Alone
 from fl_lightning.fit.evaluation.personal import PREFIX, PersonalEvaluation
-from fl_lightning.lightning.evaluation_batches import ClientBatch, num_loaders
+from fl_lightning.fit.loaders import EvaluationLoader, own_batches
+from fl_lightning.lightning.batches import ClientBatch, num_loaders
 from fl_lightning.lightning.inspection import averaging
 from fl_lightning.lightning.logged_values import ClientValues, LoggedRow, active_results
 from fl_lightning.lightning.module.kept_objects import Items
@@ -62,6 +61,7 @@ class ClientEvaluation:
         self._division = Division(trainer, loader, stage, notices, ranks)
         if not trainer.sanity_checking:
             self._division.divide_again()
+        self._last_client = loader.last_client
         self._parts: ClientParts | None = None
         self._clients: dict[int, ClientPart] = {}
         self._warned: set[int] = set()
@@ -71,8 +71,8 @@ class ClientEvaluation:
         self._steps = ExitStack()
 
     def begin(self) -> None:
-        """A batch is next, which may be of data that is not divided."""
-        if self._parts is None and not self._trainer.sanity_checking:
+        """The first batch is next, which may be of data that is not divided."""
+        if not self._trainer.sanity_checking:
             several = self._several or self._loader.num_evaluated > 1
             self._parts = ClientParts(self._alone.module, self._values, self._noticed, several, not self._several)
             self._memory.begin(self._alone.module, self._parts.start)
@@ -125,7 +125,7 @@ class ClientEvaluation:
                 with parts.only(part, before=True):
                     self._memory.forget()
                     self._memory.compare(part.row, self._alone.end(row))
-        if client == self._loader.last_client and not self._division.is_divided:
+        if client == self._last_client and not self._division.is_divided:
             parts.join()
 
     def record(self) -> EvaluationRecord:

@@ -17,10 +17,9 @@ from torchmetrics import Metric
 
 from fl_lightning.lightning.logged_values import ClientValues, LoggedRow, LoggedShare
 from fl_lightning.lightning.metric_state import MetricShare
-from fl_lightning.lightning.module.kept_objects import Added, Items
-from fl_lightning.lightning.module.shadowed import shadowed
+from fl_lightning.lightning.module.kept_objects import Added, Items, means_the_same
+from fl_lightning.lightning.module.object_state import WholeState, shadowed
 from fl_lightning.lightning.module.undefined_metrics import Noticed
-from fl_lightning.lightning.module.whole_state import WholeState, means_the_same
 from fl_lightning.lightning.names import LightningModule
 
 

@@ -1,24 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluates one model on every client's data, in an order that lets each client's values be told apart."""
+"""Evaluates one model on every client's data, and tells users of it: logs, the progress bar, warnings, a table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from inspect import signature
+from math import isnan, nan
 from typing import Any, Protocol
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.arguments import altered
+from fl_lightning.core.client_names import named
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.evaluation.between_evaluations import Notices
 from fl_lightning.fit.evaluation.client_evaluation import ClientEvaluation
-from fl_lightning.fit.evaluation.loader import EvaluationLoader
-from fl_lightning.fit.evaluation.personal import personal_evaluation
-from fl_lightning.fit.evaluation.report import EvaluationReport
-from fl_lightning.lightning.evaluation_batches import untagged_batches, walked_loaders
-from fl_lightning.lightning.names import Callback, LightningModule, Trainer, TrainerFn
+from fl_lightning.fit.evaluation.personal import PREFIX, personal_evaluation
+from fl_lightning.fit.loaders import EvaluationLoader
+from fl_lightning.lightning.batches import untagged_batches, walked_loaders
+from fl_lightning.lightning.logged_values import send_to_loggers, show_in_progress_bar
+from fl_lightning.lightning.names import Callback, LightningModule, Trainer, TrainerFn, rank_zero_info, rank_zero_warn
+from fl_lightning.metrics.functional import Mode, guessed_mode
+from fl_lightning.report.callbacks.client_table import ClientTable, format_client_table
+
+_MANY_CLIENTS = 200
+_WORDS: Mapping[Mode, str] = {"max": "large", "min": "small", "abs": "near 0"}
 
 
 class EvaluatedModel(Protocol):
@@ -121,3 +129,104 @@ def _divided_loaders(trainer: Trainer) -> list[EvaluationLoader | None]:
     found = [one if isinstance(one, EvaluationLoader) else None for one in walked]
     last = [one for one in found if one is not None][-1:]
     return found if in_turn and last else [*last]
+
+
+def shown_angle(record: EvaluationRecord, metrics: Mapping[str, float], fairness_metric: str | None) -> float | None:
+    """The fairness angle for the progress bar: that of ``fairness_metric``, else of the first metric that has one."""
+    names = [fairness_metric] if fairness_metric is not None else list(record.values)
+    angles = (metrics.get(f"fed/{name}/angle", nan) for name in names)
+    return next((angle for angle in angles if not isnan(angle)), None)
+
+
+class EvaluationReport:
+    """Logs and prints how evenly the clients fare.
+
+    ``metric`` is that whose direction and angle are of interest; ``None``: see :func:`shown_angle`. ``mode`` says which
+    of its values are good, or it of every metric in the mapping.
+    """
+
+    def __init__(self, metric: str | None, mode: Mode | Mapping[str, Mode], by_name: bool = False) -> None:
+        self._metric, self._looked_for, self._by_name = metric, False, by_name
+        if isinstance(mode, str):
+            self._modes: Mapping[str, Mode] = {} if metric is None else {metric: mode}
+        else:
+            self._modes = dict(mode)
+        self._assumed: set[str] = set()
+        self._undefined: set[str] = set()
+
+    def oriented(self, record: EvaluationRecord) -> EvaluationRecord:
+        """The record with every metric's mode: what the user says, else the metric object, else the name."""
+        modes: dict[str, Mode] = {}
+        assumed = []
+        for name in record.values:
+            base = name.removeprefix(PREFIX)
+            known = self._modes.get(name) or self._modes.get(base) or record.modes.get(name) or record.modes.get(base)
+            modes[name] = known or guessed_mode(base)
+            if known is None and base not in self._assumed:
+                self._assumed.add(base)
+                assumed.append(f"{base} {_WORDS[modes[name]]}")
+        if assumed:
+            rank_zero_info(
+                f"Good values of metrics, by their names: {', '.join(assumed)}. Where that is wrong, say so: "
+                "fairness_mode={name: 'max', 'min' or 'abs'}."
+            )
+        return altered(record, modes=modes)
+
+    def log(self, record: EvaluationRecord, trainer: Trainer, callback: Callback) -> None:
+        """Logs the summary, the clients' values, and the angle for the progress bar."""
+        metrics, of_clients = self.numbers(record)
+        for name, value in metrics.items():
+            # The name may hold that of one of several loaders, which Lightning takes for its own to give.
+            callback.log(name, value, add_dataloader_idx=False)  # type: ignore[attr-defined]
+        if of_clients:
+            send_to_loggers(trainer, of_clients)
+        angle = shown_angle(record, metrics, self._metric)
+        if angle is not None:
+            show_in_progress_bar(trainer, {"angle": angle})
+
+    def numbers(self, record: EvaluationRecord) -> tuple[dict[str, float], dict[str, float]]:
+        """The summary, and clients' values unless they are many, under the names of docs/logged.md.
+
+        Warns of what is missing or undefined in them.
+        """
+        self._look_for_metric(record)
+        self._name_undefined(record)
+        metrics, of_clients = dict[str, float](), dict[str, float]()
+        labels = record.client_names if self._by_name else record.client_ids
+        for name, values in record.values.items():
+            metrics |= {f"fed/{name}/{key}": float(value) for key, value in record.summary(name).items()}
+            metrics[f"fed/{name}/undefined"] = float(len(record.undefined.get(name, ())))
+            if len(labels) <= _MANY_CLIENTS:
+                pairs = zip(labels, values, strict=True)
+                of_clients |= {f"fed/{name}/client/{label}": float(value) for label, value in pairs}
+        return metrics, of_clients
+
+    def _name_undefined(self, record: EvaluationRecord) -> None:
+        """Warns once per metric of clients for which it is undefined."""
+        names = dict(zip(record.client_ids, record.client_names, strict=True))
+        for metric, reasons in record.undefined.items():
+            if metric in self._undefined:
+                continue
+            self._undefined.add(metric)
+            client, reason = next(iter(reasons.items()))
+            others = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+            rank_zero_warn(
+                f"{metric} is undefined for client {named(client, names[client])}{others} ({reason}): such clients are "
+                f"left out of its mean, worst and angle, and counted in fed/{metric}/undefined"
+            )
+
+    def _look_for_metric(self, record: EvaluationRecord) -> None:
+        """Warns in the first validation if nobody logs ``fairness_metric``."""
+        if self._metric is None or self._looked_for or record.stage != "val":
+            return
+        self._looked_for = True
+        if self._metric not in record.values:
+            rank_zero_warn(
+                f"fairness_metric must be a metric that validation logs per client, found {self._metric!r}: the "
+                f"progress bar shows no angle; there are {', '.join(map(repr, record.values)) or 'none'}"
+            )
+
+    def print_table(self, record: EvaluationRecord, trainer: Any) -> None:
+        """Prints the clients' values, unless a ClientTable callback does."""
+        if not any(isinstance(callback, ClientTable) for callback in trainer.callbacks):
+            trainer.print(format_client_table(record))

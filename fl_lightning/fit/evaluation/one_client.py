@@ -14,13 +14,12 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.core.modules import modes_kept, named_metrics, submodules
-from fl_lightning.fit.evaluation.loader import OwnBatches
-from fl_lightning.lightning.evaluation_batches import counted_batches
+from fl_lightning.fit.loaders import OwnBatches
+from fl_lightning.lightning.batches import batch_size, counted_batches, device_batch
 from fl_lightning.lightning.inspection import is_overridden, takes_batch_index
 from fl_lightning.lightning.logged_values import LoggedRow, shown_metrics
-from fl_lightning.lightning.module.shadowed import shadowed
+from fl_lightning.lightning.module.object_state import shadowed
 from fl_lightning.lightning.module.undefined_metrics import Noticed, missing_classes
-from fl_lightning.lightning.module_steps import batch_size, device_batch
 from fl_lightning.lightning.names import DummyLogger, LightningModule, Trainer
 
 _STAGES = {"val": "validation", "test": "test"}

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.lightning.module.contents import LIBRARIES, NUMBERS, OTHERS, SHARED, SYSTEM, How
+from fl_lightning.lightning.metric_state import beside_states
+from fl_lightning.lightning.module.contents import LIBRARIES, NUMBERS, OTHERS, SHARED, SYSTEM, How, is_equal
 
 
 class Kept:
@@ -238,3 +239,45 @@ def kinds_of(value: Any) -> tuple[Callable[[Any, str], Kept], ...] | None:
     if hasattr(value, "__next__") or home in SYSTEM:
         return None
     return (Names,) if names or (home not in LIBRARIES and _slots_of(type(value))) else ()
+
+
+class _MetricNames(Names):
+    """What a metric keeps beside states that can be joined."""
+
+    def now(self) -> dict[str, Any]:
+        return beside_states(self.value)
+
+
+def means_the_same(kept: Kept) -> bool:
+    """Whether attributes were only bound to other objects with the same contents, as caches are."""
+    if not isinstance(kept, Names):
+        return False
+    bound, gone = kept.change()
+    return not gone and all(is_equal(value, kept.content.get(name, kept)) for name, value in bound.items())
+
+
+class _Bindings(Kept):
+    """Which buffers or submodules the parts of a module have by which names; what is in them is kept by itself."""
+
+    value: list[tuple[str, dict[str, Any]]]
+
+    def now(self) -> list[dict[str, Any]]:
+        return [dict(names) for _, names in self.value]
+
+    def is_same(self) -> bool:
+        return all(
+            len(now) == len(then) and all(map(is_, map(now.get, then), then.values()))
+            for (_, now), then in zip(self.value, self.content, strict=True)
+        )
+
+    def put(self, content: list[dict[str, Any]]) -> None:
+        for (_, names), then in zip(self.value, content, strict=True):
+            names.clear()
+            names.update(then)
+
+    def changed_names(self) -> list[str]:
+        both = [(at, now, then) for (at, now), then in zip(self.value, self.content, strict=True)]
+        return [at + n for at, now, then in both for n in {**then, **now} if now.get(n, self) is not then.get(n, self)]
+
+    def parts(self) -> Iterable[tuple[Any, str]]:
+        return ()

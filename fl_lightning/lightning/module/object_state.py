@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that a module keeps beside parameters and buffers, as it was at a moment, to be put back and carried on.
+"""All that a module keeps beside its parameters, as it was at a moment, to be put back and carried on.
 
 It is found from the attributes of the module and its submodules on: containers, tensors, arrays, generators, and
 objects of people's own. What changed inside comes back inside, so that all who hold an object see the same.
@@ -16,11 +16,18 @@ from typing import Any
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.core.modules import modes_kept, named_metrics, outside_metrics, submodules
-from fl_lightning.lightning.metric_state import MetricState, beside_states, joins_clients
+from fl_lightning.core.modules import all_buffers_of, modes_kept, named_metrics, outside_metrics, submodules
+from fl_lightning.lightning.metric_state import MetricState, is_mergeable, joins_clients
 from fl_lightning.lightning.module.contents import PLAIN, held_by
-from fl_lightning.lightning.module.kept_objects import Kept, Names, kinds_of, same_entries
-from fl_lightning.lightning.module.shadowed import shadowed
+from fl_lightning.lightning.module.kept_objects import (
+    Kept,
+    Names,
+    Numbers,
+    _Bindings,
+    _MetricNames,
+    kinds_of,
+    same_entries,
+)
 from fl_lightning.lightning.names import LightningModule
 
 _OF_TORCH = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
@@ -172,11 +179,80 @@ class _Hooks(Kept):
         return [(hook, name) for name, hooks in self.content.items() for hook in hooks.values()]
 
 
-class _MetricNames(Names):
-    """What a metric keeps beside states that can be joined."""
+class WholeState(ObjectState):
+    """What a module held when this was made: attributes, buffers, submodules and metrics.
 
-    def now(self) -> dict[str, Any]:
-        return beside_states(self.value)
+    Of a metric whose states can be joined, the states are remembered. Of any other, all that it holds.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module, is_mergeable)
+        waiting = deque[tuple[Any, str]]()
+        parts = outside_metrics(submodules(module))
+        named = [(f"{prefix}." if prefix else "", part) for prefix, part in parts]
+        self._keep(_Bindings([(at, part._buffers) for at, part in named], ""), waiting)
+        for _, _, name, buffer in all_buffers_of(module):
+            for kind in kinds_of(buffer) or ():
+                self._keep(kind(buffer, name), waiting)
+        self.attributes = list(self.kept)  # and buffers, those of metrics that cannot be joined left out
+        self._keep(_Bindings([(at, part._modules) for at, part in named], ""), waiting)
+        wrappers = [(n.rpartition(" in ")[2], metric) for n, metric in self.metrics.items() if not is_mergeable(metric)]
+        inside = [(name, part) for name, metric in wrappers for _, part in submodules(metric)]
+        self._seen.update(id(own) for _, part in inside for own in (part, *part._parameters.values()))
+        for name, part in inside:
+            self._keep(Names(part, name), waiting)
+            own = part._buffers.values() if isinstance(part, Metric) else ()
+            for buffer in [buffer for buffer in own if buffer is not None]:
+                self._keep(Numbers(buffer, name), waiting)
+        self._look_into(waiting)
+        # What collections know of their metrics comes back only where it was not the evaluation itself that changed it.
+        whole = len(self.kept)
+        for prefix, part in parts:
+            if isinstance(part, MetricCollection):
+                self._keep(PartNames(part, prefix), waiting)
+        self._look_into(waiting)
+        self._collections, self.kept = self.kept[whole:], self.kept[:whole]
+        self.states = [MetricState(metric) for metric in self.metrics.values() if is_mergeable(metric)]
+
+    def put(self) -> None:
+        """Puts everything back."""
+        for kept in (*self.changed(), *self._collections):
+            kept.put(kept.content)
+        for state in self.states:
+            state.put_back()
+
+    def empty_metrics(self) -> None:
+        """Lets all metrics start from zero."""
+        for metric in self.metrics.values():
+            metric.reset()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """What the module holds now comes back in the end."""
+        later = [(kept, kept.now()) for kept in (*self.changed(), *self._collections)]
+        states = [MetricState(state.metric) for state in self.states]
+        try:
+            yield
+        finally:
+            self.put_back()
+            for kept, content in later:
+                kept.put(content)
+            for state in states:
+                state.put_back()
+
+
+@contextmanager
+def shadowed(owner: object, **values: Any) -> Iterator[None]:
+    """Puts other values in front of attributes and methods of an object, and takes them away in the end."""
+    attributes = vars(owner)  # nn.Module's own way of setting one would register submodules and tensors
+    hidden = {name: attributes[name] for name in values if name in attributes}
+    attributes.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del attributes[name]
+        attributes.update(hidden)
 
 
 class Undone:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fl_lightning.arguments import Bounds, Example, checked
 from fl_lightning.core.records import EvaluationRecord
+from fl_lightning.lightning.logged_values import hand_over, run_folder
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer
-from fl_lightning.lightning.trackers import hand_over, run_folder
 from fl_lightning.report.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
 
 COLUMNS = ("round", "stage", "client", "samples", "metric", "value", "name")

@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import EarlyStopping
 from support import fresh
 
 from fl_lightning.core.errors import RankError
-from fl_lightning.fit.evaluation import on_ranks
-from fl_lightning.fit.evaluation.on_ranks import Division, batch_callback
+from fl_lightning.fit.evaluation import between_evaluations
+from fl_lightning.fit.evaluation.between_evaluations import Division, batch_callback
 
 
 class Says:
@@ -61,7 +61,7 @@ VALUES = SimpleNamespace(logs_steps=False)
 
 @pytest.fixture(autouse=True)
 def one_loader(monkeypatch):
-    monkeypatch.setattr(on_ranks, "num_loaders", lambda trainer: 1)
+    monkeypatch.setattr(between_evaluations, "num_loaders", lambda trainer: 1)
 
 
 def test_the_next_evaluation_divides_the_clients():
@@ -114,7 +114,7 @@ def test_further_obstacles(monkeypatch):
         assert list(writing._trainer.loggers) == ["a logger"]
     assert obstacle(writing) == "writes to loggers itself"
     assert obstacle(made(Says(None), callbacks=[Batches()])) == "is watched by Batches"
-    monkeypatch.setattr(on_ranks, "num_loaders", lambda trainer: 2)
+    monkeypatch.setattr(between_evaluations, "num_loaders", lambda trainer: 2)
     assert obstacle(made(Says(None))) == "is not the only one that runs"
 
 
@@ -149,7 +149,7 @@ def test_an_evaluation_is_divided_again_for_the_same_module(monkeypatch):
     alone._notices.divisible["val"] = ref(alone._module)
     alone.divide_again()
     assert alone._loader.share is None
-    monkeypatch.setattr(on_ranks, "num_loaders", lambda trainer: 2)
+    monkeypatch.setattr(between_evaluations, "num_loaders", lambda trainer: 2)
     assert again() is None
 
 

@@ -12,8 +12,8 @@ from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer
 from torch.utils.data import DataLoader
 
 import fl_lightning as fl
-from fl_lightning.fit.evaluation.loader import EvaluationLoader, PredictionLoader
-from fl_lightning.lightning.evaluation_batches import ClientBatch
+from fl_lightning.fit.loaders import EvaluationLoader, PredictionLoader
+from fl_lightning.lightning.batches import ClientBatch
 
 
 class Several(Classifier):

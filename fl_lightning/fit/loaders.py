@@ -1,16 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of all clients in one loader, in client order."""
+"""The loaders that Lightning iterates over: the places of a round, and the batches of all clients in client order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from fl_lightning.clients.client_batches import limited
+from torch.utils.data import Dataset
+
+from fl_lightning.clients.client_batches import ClientBatches, LocalOptions, limited
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.fit.round_loader import LoaderOfAll
-from fl_lightning.lightning.evaluation_batches import ClientBatch
+from fl_lightning.lightning.batches import ClientBatch, ClientTask
+from fl_lightning.lightning.inspection import accumulation
+from fl_lightning.lightning.names import Trainer
+
+
+class LoaderOfAll:
+    """Stands before Lightning for the loaders of all clients."""
+
+    def __init__(self, loaders: ClientLoaders) -> None:
+        self.loaders = loaders
+
+    @property
+    def dataset(self) -> Dataset[Any]:
+        """The data of all clients, for whoever asks the trainer's loader for it."""
+        return self.loaders.dataset
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a client's batch."""
+        return self.loaders.batch_size
+
+
+class RoundLoader(LoaderOfAll):
+    """What the epoch loop iterates over: the places of a round, each taken by a client or empty."""
+
+    def __init__(self, size: int, loaders: ClientLoaders, open_round: Callable[[], Iterator[ClientTask]]) -> None:
+        super().__init__(loaders)
+        self._size, self._open_round = size, open_round
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[ClientTask]:
+        yield from self._open_round()
+
+
+def local_batches(trainer: Trainer, options: LocalOptions, limit: int | float, loaders: ClientLoaders) -> ClientBatches:
+    """The clients' batches, which decide how long a visit is."""
+    return ClientBatches(loaders, options, limit, accumulation(trainer), trainer.lightning_module)
 
 
 class PredictionLoader(LoaderOfAll):
@@ -81,3 +120,14 @@ def own_batches(loaders: Sequence[EvaluationLoader | None], client_id: int) -> l
         else:
             found.append(OwnBatches(one.of_client(client_id), one.counts[client_id], told))
     return found
+
+
+def refuse_undivided_data(loader: object) -> NoReturn:
+    """Raises TypeError for training data that is not divided among clients."""
+    raise TypeError(
+        "FederatedStrategy trains on clients: wrap the data, "
+        "data = fl.FederatedDataModule(my_datamodule, fl.data.Dirichlet(num_clients=100, alpha=0.1)), "
+        "where my_datamodule may also be a DataLoader or the module that has train_dataloader, "
+        "and call trainer.fit(model, data). Where a library calls trainer.fit itself, pass "
+        f"FederatedStrategy(partition=fl.data.Dirichlet(num_clients=100, alpha=0.1)); found a {type(loader).__name__}"
+    )

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Lightning takes for a batch, a client in training or a tagged batch of an evaluation, and what goes into a step.
+
+Lightning may fetch batches ahead of the step that uses them. What a loader of an evaluation knows when it gives out a
+batch must therefore travel with the batch. The tag comes off where Lightning's evaluation loop turns from fetching to
+hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+
+from fl_lightning.lightning.names import Trainer, TrainerFn, lightning_module
+
+
+@dataclass(frozen=True)
+class ClientTask:
+    """What callbacks see as a "batch": one client of the round."""
+
+    client_id: int | None  # None for an empty place
+    index: int  # place in the cohort
+    round: int
+    num_samples: int = 0  # of the client's training data
+    num_batches: int = 0  # of one local epoch
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __getitem__(self, key: object) -> Any:
+        raise TypeError(_no_batch(f"batch[{key!r}]"))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name if name.startswith("__") else _no_batch(f"batch.{name}"))
+
+
+def _no_batch(use: str) -> str:
+    return (
+        "callbacks run on the server, where what Lightning calls a batch is the training of one client (a ClientTask "
+        f"with client_id, num_samples and num_batches), found {use}: read batches in the module's own hooks, such as "
+        "on_train_batch_start, which run for every local batch"
+    )
+
+
+@dataclass(frozen=True)
+class ClientBatch:
+    """A batch and whose it is."""
+
+    client_id: int
+    is_first: bool  # of the client's batches
+    is_last: bool
+    num_samples: int
+    batch: Any  # what the user's loader gave
+    source: object  # the loader that tagged it
+    index: int | None = None  # among all clients' batches, if other processes have some; None: as counted here
+
+
+@contextmanager
+def untagged_batches(
+    trainer: Trainer, before: Callable[[], None], around: Callable[[ClientBatch], AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Takes the tags off all batches of the running evaluation before any hook sees them.
+
+    ``before`` is called before the first batch, with a tag or without. ``around`` is entered with the tag before the
+    first hook of a batch, and left after the last.
+    """
+    loop = _evaluation_loop(trainer)
+    evaluation_step, begun = loop._evaluation_step, False
+
+    def step(batch: Any, batch_idx: int, *args: Any, **kwargs: Any) -> None:
+        nonlocal begun
+        if not begun:
+            begun = True
+            before()
+        tags = list(_tags(batch))
+        if tags:
+            batch = apply_to_collection(batch, ClientBatch, attrgetter("batch"))
+            batch_idx = batch_idx if tags[0].index is None else tags[0].index
+        with ExitStack() as stack:
+            for tag in tags:
+                stack.enter_context(around(tag))
+            evaluation_step(batch, batch_idx, *args, **kwargs)
+
+    loop._evaluation_step = step
+    try:
+        yield
+    finally:
+        del loop._evaluation_step
+
+
+@contextmanager
+def counted_batches(trainer: Trainer, counts: Sequence[int]) -> Iterator[None]:
+    """``trainer.num_val_batches`` and ``num_test_batches`` say how many batches one client has of each loader."""
+    loop = _evaluation_loop(trainer)
+    before, loop._max_batches = loop._max_batches, list(counts)
+    try:
+        yield
+    finally:
+        loop._max_batches = before
+
+
+def num_loaders(trainer: Trainer) -> int:
+    """How many loaders the running evaluation walks over."""
+    return len(_evaluation_loop(trainer)._max_batches)
+
+
+def walked_loaders(trainer: Trainer) -> tuple[list[object], bool]:
+    """The loaders of the running evaluation, and whether it walks over one after the other, not side by side."""
+    loop = _evaluation_loop(trainer)
+    return list(loop._combined_loader.flattened), bool(loop._is_sequential)
+
+
+def _evaluation_loop(trainer: Trainer) -> Any:
+    if trainer.testing:
+        return trainer.test_loop
+    fitting = trainer.state.fn == TrainerFn.FITTING
+    return trainer.fit_loop.epoch_loop.val_loop if fitting else trainer.validate_loop
+
+
+def _tags(batch: Any) -> Iterator[ClientBatch]:
+    """The tags in a batch: several where a ``CombinedLoader`` gives the batches of its loaders side by side."""
+    if isinstance(batch, ClientBatch):
+        yield batch
+    elif isinstance(batch, (list, tuple, Mapping)):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tags(part)
+
+
+def move_to_device(trainer: Trainer, batch: Any, loader: int = 0) -> Any:
+    """The batch of a loader after the transfer hooks of the module or the data module, on the device."""
+    batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=loader)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=loader)
+
+
+def device_batch(trainer: Trainer, batch: Any, loader: int = 0) -> Any:
+    """The batch as a step of the module takes it: in the trainer's precision, after the hooks, on the device."""
+    return move_to_device(trainer, trainer.precision_plugin.convert_input(batch), loader)
+
+
+def batch_size(batch: Any) -> int:
+    """How much a batch weighs in ``self.log``, where nobody says it: Lightning's own guess."""
+    return int(lightning_module("utilities.data").extract_batch_size(batch))
+
+
+def loss_of(output: Any) -> Tensor | None:
+    """The loss in what ``training_step`` returned; ``None`` if the step wants this batch skipped.
+
+    What else it returns is Lightning's own MisconfigurationException, which modules with hooks get from Lightning
+    itself.
+    """
+    # Tensors first: this runs for every local batch.
+    if isinstance(output, Tensor) or output is None:
+        return output
+    found = type(output).__name__
+    if isinstance(output, Mapping):
+        loss = output.get("loss")
+        if isinstance(loss, Tensor):
+            return loss
+        found = f"a dict with {sorted(map(str, output))}" if loss is None else f"{type(loss).__name__} as 'loss'"
+    error: type[Exception] = lightning_module("utilities.exceptions").MisconfigurationException
+    raise error(
+        "training_step must return a tensor, a dict with the loss as 'loss', or None to skip the batch, where "
+        f"optimization is automatic, found {found}"
+    )
