@@ -15,7 +15,7 @@ from torch import Tensor
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.storage import kept
-from fl_lightning.core.storage.column_parts import ColumnPart, in_columns
+from fl_lightning.core.storage.kept import ColumnPart, in_columns
 from fl_lightning.core.updates import UpdateMatrix
 
 _SECONDS = 60.0

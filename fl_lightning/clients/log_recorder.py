@@ -11,7 +11,7 @@ from torchmetrics import Metric
 
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.core.modules import submodules
-from fl_lightning.core.tensor_bytes import pack, unpack
+from fl_lightning.core.processes import pack, unpack
 from fl_lightning.lightning.fast_log import LogCall, LoggedMetric, TrainingLog, current_hook
 from fl_lightning.lightning.module.contents import PLAIN
 from fl_lightning.lightning.names import LightningModule

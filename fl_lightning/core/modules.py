@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fl_lightning.core.digest import digest
+from fl_lightning.core.tensors import digest
 
 
 def submodules(module: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -13,8 +13,8 @@ from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import State
 from fl_lightning.arguments import checked
 from fl_lightning.clients.upload import Upload
-from fl_lightning.core.finite import all_finite
 from fl_lightning.core.storage import kept
+from fl_lightning.core.tensors import all_finite
 from fl_lightning.federation.door import CLIENT, LOSS, NAME, RATE, ROUND, ROUNDS, SAMPLES, STEPS, STEPS_PER_ROUND
 from fl_lightning.lightning.round_clock import VisitPlan
 

@@ -13,8 +13,7 @@ from typing import Any, Literal
 import torch
 
 from fl_lightning.arguments import trusted
-from fl_lightning.core.client_names import client_label
-from fl_lightning.core.records import EvaluationRecord, RoundRecord, round_metrics
+from fl_lightning.core.records import EvaluationRecord, RoundRecord, client_label, round_metrics
 from fl_lightning.core.storage.files import read_whole, write_whole
 from fl_lightning.federation.federated_server import FederatedServer
 from fl_lightning.federation.server_trainer import ServerTrainer

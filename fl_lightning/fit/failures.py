@@ -10,9 +10,8 @@ import torch
 
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.upload import Upload
-from fl_lightning.core.client_names import client_label, numbered
 from fl_lightning.core.errors import ClientError, ModuleError
-from fl_lightning.core.records import RoundRecord
+from fl_lightning.core.records import RoundRecord, client_label, numbered
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.uploads import Round, UsableUploads
 from fl_lightning.lightning.names import rank_zero_warn

@@ -8,7 +8,7 @@ from math import ceil
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import Federation
-from fl_lightning.core.aligned import padded
+from fl_lightning.core.tensors import padded
 
 
 def memory_plan(

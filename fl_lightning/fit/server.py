@@ -22,7 +22,7 @@ from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.storage import kept
-from fl_lightning.core.storage.column_parts import for_columns, in_columns
+from fl_lightning.core.storage.kept import for_columns, in_columns
 from fl_lightning.data.cohort_samplers import Selection
 from fl_lightning.fit.checks import check_selection
 from fl_lightning.fit.effective_conflicts import EffectiveConflicts

@@ -14,7 +14,7 @@ columns = In(
 )
 rows = In("fl_lightning/clients/ranks/column_rows.py", ROWS)
 state = In("fl_lightning/clients/ranks/column_state.py", "tests/clients/test_column_state.py")
-files = In("fl_lightning/core/storage/column_parts.py", "tests/core/test_column_parts.py")
+files = In("fl_lightning/core/storage/kept.py", "tests/core/test_column_parts.py")
 ranked = In("fl_lightning/clients/ranks/ranked_runner.py", f"{RANKS} -k 'bits_of_one and 2'")
 together = In("fl_lightning/clients/ranks/ranked_runner.py", "tests/clients/test_ranked_runner.py")
 asked = In(

@@ -11,7 +11,7 @@ from typing import Any
 from flwr.app import MessageType
 from flwr.serverapp import Grid
 
-from fl_lightning.core.client_names import client_label
+from fl_lightning.core.records import client_label
 from fl_lightning.federation.door import MisfitError, said
 from fl_lightning.federation.federated_server import FederatedServer
 from fl_lightning.federation.flower.mailbox import Mailbox, Reply

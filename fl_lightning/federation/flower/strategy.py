@@ -16,8 +16,7 @@ from torch import Tensor
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Reads
 from fl_lightning.arguments import ANY, Bounds, Example, altered, checked
-from fl_lightning.core.client_names import client_label
-from fl_lightning.core.records import EvaluationRecord, RoundRecord
+from fl_lightning.core.records import EvaluationRecord, RoundRecord, client_label
 from fl_lightning.federation.door import MisfitError, said
 from fl_lightning.federation.federated_server import FederatedServer
 from fl_lightning.federation.flower.mailbox import Mailbox, Reply

@@ -8,8 +8,7 @@ from math import isnan, nan
 from typing import Any
 
 from fl_lightning.arguments import altered
-from fl_lightning.core.client_names import named
-from fl_lightning.core.records import EvaluationRecord
+from fl_lightning.core.records import EvaluationRecord, named
 from fl_lightning.fit.evaluation.personal import PREFIX
 from fl_lightning.lightning.logged_values import send_to_loggers, show_in_progress_bar
 from fl_lightning.lightning.names import Callback, Trainer, rank_zero_info, rank_zero_warn
