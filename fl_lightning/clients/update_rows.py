@@ -10,9 +10,8 @@ from torch import Tensor
 
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
-from fl_lightning.core.columns import Columns
 from fl_lightning.core.tensors import empty_rows, empty_tensors
-from fl_lightning.core.updates import UpdateMatrix
+from fl_lightning.core.updates import Columns, UpdateMatrix
 
 
 class UpdateRows:

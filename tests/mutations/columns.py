@@ -8,7 +8,7 @@ ROWS = "tests/clients/test_column_rows.py"
 RANKS = "tests/clients/test_ranks.py"
 
 columns = In(
-    "fl_lightning/core/columns.py",
+    "fl_lightning/core/updates.py",
     f"tests/core/test_column_parts.py {SHARES} -k '(same_bits and (FedLF-needed or FedHEAL or FedMDFG)) "
     "or where_slices or travel or any_number'",
 )
@@ -25,15 +25,15 @@ MUTATIONS = [
     columns("the last slice, which is short, is left out", "-(-total // width)", "total // width"),
     columns("shares are cut within slices", "share // shares * width", "share * width // shares"),
     columns("the last share is longer than the vector", "* width, total) for share", "* width, 2 * total) for share"),
-    columns("a share has one column more", "return end - begin\n", "return end - begin + 1\n"),
-    columns("a part is one of rows", "values[..., begin:end]", "values[begin:end]"),
+    columns("a share has one column more", "len(range(*self.span))", "len(range(*self.span)) + 1"),
+    columns("a part is one of rows", "values[..., slice(*self.span)]", "values[slice(*self.span)]"),
     columns(
         "all shares are as long as this one",
         "[end - begin for begin, end in self.spans]",
         "[self.numel] * len(self.spans)",
     ),
-    columns("a segment that began before is left out", "bisect_right(starts, begin) - 1", "bisect_left(starts, begin)"),
-    columns("a segment that begins at the end is sent, too", "bisect_left(starts, end)", "bisect_right(starts, end)"),
+    columns("a segment that began before is left out", "bisect_right(starts, a) - 1", "bisect_left(starts, a)"),
+    columns("a segment that begins at the end is sent, too", "bisect_left(starts, b)", "bisect_right(starts, b)"),
     columns("segments are those of the whole share", "_within(starts, a, b))[at]", "_within(starts, begin, end))[at]"),
     columns("sums are those of the first segments", "whole[at] = segments", "whole[: len(segments)] = segments"),
     columns("an empty share sends sums", "_within(starts, begin, begin))[:0]", "_within(starts, begin, begin))"),

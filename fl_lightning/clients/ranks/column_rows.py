@@ -11,10 +11,9 @@ from torch import Tensor
 
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.update_rows import UpdateRows
-from fl_lightning.core.columns import Columns
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.tensors import checksum, empty_rows
-from fl_lightning.core.updates import UpdateMatrix
+from fl_lightning.core.updates import Columns, UpdateMatrix
 from fl_lightning.lightning.ranks import Pending, Ranks
 
 

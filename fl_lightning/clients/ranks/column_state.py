@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import Federation
-from fl_lightning.core.columns import Columns
 from fl_lightning.core.storage import kept
+from fl_lightning.core.updates import Columns
 from fl_lightning.lightning.ranks import Ranks
 
 

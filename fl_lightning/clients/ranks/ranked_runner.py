@@ -16,9 +16,9 @@ from fl_lightning.clients.ranks.column_state import ColumnState
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.clients.upload import Upload
 from fl_lightning.clients.visits import Outcome, Replays, Visits, portable
-from fl_lightning.core.columns import Columns
 from fl_lightning.core.errors import ModuleError, RankError
 from fl_lightning.core.processes import fair_shares
+from fl_lightning.core.updates import Columns
 from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.inspection import users_callback
 from fl_lightning.lightning.names import Callback

@@ -12,10 +12,10 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from fl_lightning.core.columns import Columns
 from fl_lightning.core.model_snapshot import Snapshot
 from fl_lightning.core.storage.declared import Declared, Extent
 from fl_lightning.core.storage.per_client import plain, restored
+from fl_lightning.core.updates import Columns
 
 Rule = TypeVar("Rule")
 

@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 
 import fl_lightning as fl
 from fl_lightning.algorithms.attacks.colluding import hidden_deviations
-from fl_lightning.core.columns import Columns
+from fl_lightning.core.updates import Columns
 
 
 class Accurate(Classifier):

@@ -8,10 +8,10 @@ from column_shares import Meeting, joined, same, shared
 from guard_cohorts import crowd
 
 from fl_lightning import guards
-from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage import kept
 from fl_lightning.core.storage.kept import in_columns
+from fl_lightning.core.updates import Columns
 
 GUARDS = {
     "NormClipping": lambda: guards.NormClipping(5.0),
