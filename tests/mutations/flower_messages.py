@@ -7,15 +7,15 @@ ROOM, TESTS = "fl_lightning/federation/flower", "tests/federation/flower"
 FAULTS, PIECES, RECORDS = (f"{TESTS}/test_{name}.py" for name in ("faults", "pieces", "records"))
 
 mailbox = In(
-    f"{ROOM}/mailbox.py", f"{PIECES} {FAULTS} -k 'test_pieces or late_and or silent_rounds'", needs="flwr.serverapp"
+    f"{ROOM}/nodes.py", f"{PIECES} {FAULTS} -k 'test_pieces or late_and or silent_rounds'", needs="flwr.serverapp"
 )
 members = In(
     f"{ROOM}/nodes.py",
     f"{PIECES} {FAULTS} -k 'test_pieces or comes_back or is_not_there or waited_for_once or keys_bind'",
     needs="flwr.serverapp",
 )
-packing = In(f"{ROOM}/packing.py", RECORDS, needs="flwr.serverapp")
-protocol = In(f"{ROOM}/protocol.py", RECORDS, needs="flwr.serverapp")
+packing = In(f"{ROOM}/messages.py", RECORDS, needs="flwr.serverapp")
+protocol = In(f"{ROOM}/messages.py", RECORDS, needs="flwr.serverapp")
 
 MUTATIONS = [
     mailbox("errors of the client app are silence", "silent=not own)", "silent=True)"),
@@ -133,18 +133,18 @@ MUTATIONS = [
     packing("what is beside a message is lost", "{**own, **besides}.items()", "own.items()"),
     protocol(
         "evaluations of another stage are taken",
-        '            if fields.get("stage") == stage:\n',
+        '            if found.get("stage") == stage:\n',
         "            if True:\n",
     ),
     protocol(
         "evaluations are of no client in particular",
-        "return evaluation(fields, client_id, index, stage)",
-        'return evaluation(fields, fields["client_ids"][0], index, stage)',
+        "return evaluation(found, client_id, index, stage)",
+        'return evaluation(found, found["client_ids"][0], index, stage)',
     ),
     protocol(
         "stale evaluations are taken",
-        "return evaluation(fields, client_id, index, stage)",
-        'return evaluation(fields, client_id, fields["round"], stage)',
+        "return evaluation(found, client_id, index, stage)",
+        'return evaluation(found, client_id, found["round"], stage)',
     ),
     protocol("a stage may be evaluated twice", "if len(set(self.stages)) < len(self.stages):", "if False:"),
     protocol(

@@ -6,7 +6,7 @@ from mutations.change import In
 RUN = "tests/federation/test_server_run.py"
 
 run = In("fl_lightning/federation/server_run.py", RUN)
-trainer = In("fl_lightning/federation/server_trainer.py", RUN)
+trainer = In("fl_lightning/federation/server_run.py", RUN)
 template = In(
     "fl_lightning/federation/flower_template.py", "tests/federation/test_flower_template.py -k 'not lint and not runs'"
 )
@@ -138,8 +138,8 @@ MUTATIONS = [
     trainer("a learning rate that nobody knows is one", "[] if rate is None else [Simple", "[Simple"),
     trainer(
         "all sizes are in the order of the answers",
-        "self.sizes = tuple(server.client_names), server.client_sizes",
-        "self.sizes = tuple(server.client_names), server.client_sizes.sort()[0]",
+        "names, sizes = tuple(self._server.client_names), self._server.client_sizes",
+        "names, sizes = tuple(self._server.client_names), self._server.client_sizes.sort()[0]",
     ),
     trainer(
         "rounds are those that are left",
