@@ -29,7 +29,7 @@ from fl_lightning.data.sources import AnyDataset, defines
 from fl_lightning.federation.client_visit import Visit, Work
 from fl_lightning.federation.door import read
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage, ServerMessage
-from fl_lightning.federation.module_state import AwayModule
+from fl_lightning.federation.module_changes import AwayModule
 from fl_lightning.fit.checks import paired_client_rule
 from fl_lightning.fit.options import CLIENT_CHECKS, ClientOptions
 from fl_lightning.lightning.fit_description import FitDescription

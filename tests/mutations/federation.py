@@ -255,8 +255,8 @@ MUTATIONS = [
     ),
     closing(
         "rows are in the order of the answers",
-        "self.form.upload(given[client], place, self.rows)",
-        "self.form.upload(given[client], len(current.uploads), self.rows)",
+        "self.cohort.index(client), client",
+        "len(self._uploads), client",
         unseen="no result depends on where a row lies",
     ),
     closing(
