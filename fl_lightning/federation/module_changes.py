@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -217,7 +218,7 @@ class AwayModule:
     def __init__(self, module: LightningModule, plain: Mapping[str, Any], said: set[str]) -> None:
         self._module, self._plain, self._said = module, plain, said
         self._stays, self._gathered = dict[str, str](), dict[str, int]()
-        self._outer, self._visit = ModuleVisits(module), ModuleVisits(module)
+        self._outer = ModuleVisits(module)
 
     def __enter__(self) -> AwayModule:
         self._outer.begin()
@@ -244,6 +245,7 @@ class AwayModule:
 
     def take(self) -> None:
         """The hooks before the first round have run: the module becomes what the server's is."""
+        self._visit = copy(self._outer)  # it knows the module as long as no hook has changed it
         if self._plain:
             module = self._module
             left, _ = read_left(self._plain, Places(module, self._visit.look()), module.device)

@@ -124,8 +124,8 @@ MUTATIONS = [
     ),
     known(
         "sizes of strangers are kept",
-        "            if client in self._known:\n                self",
-        "            if True:\n                self",
+        "            if client in self._known and self._known[client].size != answer.size:\n",
+        "            if True:\n",
     ),
     door(
         "evaluations of other rounds are taken", "((client_id,), index, stage)", "((client_id,), record.round, stage)"
