@@ -17,7 +17,7 @@ from fl_lightning.algorithms.base import obstacle as rule_obstacle
 from fl_lightning.arguments import ANY, Bounds, Example, altered, checked
 from fl_lightning.clients.bound_parameters import trained_names
 from fl_lightning.clients.client_batches import ClientBatches
-from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.layout import ParamLayout, names_in
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.storage import kept
@@ -148,7 +148,7 @@ class FederatedClient:
             ValueError: the module has no parameters yet (``configure_model``, lazy layers), or its
                 ``configure_optimizers`` needs data.
         """
-        options, trained = self._options, self._trained
+        options, trained = self._options, trained_names(self._module, configured_optimizers(self._module))
         layout = ParamLayout.from_module(self._module, options.algorithm.layers, trained)
         return FitDescription.of(
             options.algorithm, options.client_rule, layout, clients=self._num_clients, settings=options.settings()
@@ -227,12 +227,8 @@ class FederatedClient:
             size=size,
             steps=min(size, 1) if full else batches.planned_steps(place),
             description=described.state_dict(),
-            frozen=frozen_digest(self._module, self._trained),
+            frozen=frozen_digest(self._module, names_in(described.layout)),
         )
-
-    @property
-    def _trained(self) -> tuple[str, ...]:
-        return trained_names(self._module, configured_optimizers(self._module))
 
     def _trainer_with(self, strategy: Any, **options: Any) -> Trainer:
         trainer = Trainer(

@@ -41,13 +41,9 @@ class ServedModel:
         self.binding = BoundParameters(self.module, options.algorithm.layers, trained)
         options.client_rule.check_module(self.module, self.binding.layout)
         self.buffers = BufferBank(self.module, options.buffers, trained)
+        self.params = self.binding.theta  # [n] the global parameters
         self.home, self.plain = HomeModule(self.module, self.params.device), dict[str, Any]()
         self.frozen = frozen_digest(self.module, trained)
-
-    @property
-    def params(self) -> Tensor:
-        """``[n]`` the global parameters."""
-        return self.binding.theta
 
     @property
     def evaluated(self) -> Tensor:
