@@ -21,7 +21,7 @@ from fl_lightning.core.layout import ParamLayout, names_in
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.storage import kept
-from fl_lightning.core.storage.kept_states import KeptStates
+from fl_lightning.core.storage.files import KeptStates
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.labels import Samples
 from fl_lightning.data.partitions import Partition

@@ -18,7 +18,7 @@ from fl_lightning.core.records import EvaluationRecord, RoundRecord, client_labe
 from fl_lightning.core.storage.files import read_whole, write_whole
 from fl_lightning.federation.federated_server import FederatedServer
 from fl_lightning.fit.evaluation.report import EvaluationReport, shown_angle
-from fl_lightning.lightning.names import Callback, LightningModule, Logger, TrainerFn, rank_zero_info
+from fl_lightning.lightning.names import Callback, Logger, TrainerFn, rank_zero_info
 from fl_lightning.lightning.versions import package_versions
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.callbacks import ClientTable, FitRecorder
@@ -206,6 +206,7 @@ class ServerTrainer:
         self.last_round: RoundRecord | None = None
         self.last_evaluation: EvaluationRecord | None = None
         self.state = SimpleNamespace(fn=TrainerFn.FITTING)
+        self.model, self.root_device, self.fit_description = server.module, server.device, server.fit_description
         self.strategy = self
 
     def call(self, hook: str, *args: Any) -> None:
@@ -230,11 +231,6 @@ class ServerTrainer:
     # ---- what callbacks read of a trainer and its strategy
 
     @property
-    def model(self) -> LightningModule:
-        """The server's module."""
-        return self._server.module
-
-    @property
     def current_epoch(self) -> int:
         """The round."""
         return self._server.round
@@ -257,16 +253,6 @@ class ServerTrainer:
         return SimpleNamespace(loaders=SimpleNamespace(dataset=(), names=names, sizes=sizes))
 
     @property
-    def fit_description(self) -> Any:
-        """Of the server."""
-        return self._server.fit_description
-
-    @property
     def memory_plan(self) -> Any:
         """Of the server."""
         return self._server.memory
-
-    @property
-    def root_device(self) -> Any:
-        """Where the server computes."""
-        return self._server.device

@@ -162,8 +162,8 @@ MUTATIONS = [
     ),
     door(
         "an object of another class is a message",
-        "    elif isinstance(found, kind):\n",
-        "    elif hasattr(found, '__dict__'):\n",
+        "    if not isinstance(found, kind):\n",
+        "    if not hasattr(found, '__dict__'):\n",
     ),
     messages("a round after the last is trained", "self.rounds <= self.round:", "self.rounds < self.round:"),
     messages("this round may have counted already", "self.counted >= self.round:", "self.counted > self.round:"),

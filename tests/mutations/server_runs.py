@@ -6,7 +6,6 @@ from mutations.change import In
 RUN = "tests/federation/test_server_run.py"
 
 run = In("fl_lightning/federation/server_run.py", RUN)
-trainer = In("fl_lightning/federation/server_run.py", RUN)
 template = In(
     "fl_lightning/federation/flower_template.py", "tests/federation/test_flower_template.py -k 'not lint and not runs'"
 )
@@ -109,39 +108,39 @@ MUTATIONS = [
         "tuple(names[client] for client in clients)",
         "tuple(names[: len(clients)])",
     ),
-    trainer("any callback is taken", "if not isinstance(callback, KNOWN):", "if False:"),
-    trainer(
+    run("any callback is taken", "if not isinstance(callback, KNOWN):", "if False:"),
+    run(
         "the first callback alone is looked at",
         "for callback in callbacks:\n            if not",
         "for callback in callbacks[:1]:\n            if not",
     ),
-    trainer(
+    run(
         "hooks of the last callback alone are called",
         "for callback in self.callbacks:",
         "for callback in self.callbacks[-1:]:",
     ),
-    trainer("hooks do not say what they are called with", "(self, self.model, *args)", "(self, self.model)"),
-    trainer("an evaluation is not kept", "        self.last_evaluation = record\n", ""),
-    trainer("a test is a validation", 'if record.stage == "val":', "if True:"),
-    trainer("a validation is a test", 'if record.stage == "val":', "if False:"),
-    trainer("a validation is a test, too", "            return\n", "            pass\n"),
-    trainer("a test is part of the fit", "        self.state.fn = TrainerFn.TESTING\n", ""),
-    trainer(
+    run("hooks do not say what they are called with", "(self, self.model, *args)", "(self, self.model)"),
+    run("an evaluation is not kept", "        self.last_evaluation = record\n", ""),
+    run("a test is a validation", 'if record.stage == "val":', "if True:"),
+    run("a validation is a test", 'if record.stage == "val":', "if False:"),
+    run("a validation is a test, too", "            return\n", "            pass\n"),
+    run("a test is part of the fit", "        self.state.fn = TrainerFn.TESTING\n", ""),
+    run(
         "the fit never goes on after a test",
         '        self.call("on_test_end")\n        self.state.fn = TrainerFn.FITTING\n',
         '        self.call("on_test_end")\n',
     ),
-    trainer("tables are not printed", "        rank_zero_info(text)\n", "        pass\n"),
-    trainer("the round is the one before", "return self._server.round\n", "return self._server.round - 1\n"),
-    trainer("the folder is the one above that of the run", "logger.log_dir or logger.save_dir", "logger.save_dir"),
-    trainer("the folder is that of the run alone", "logger.log_dir or logger.save_dir", "logger.log_dir"),
-    trainer("a learning rate that nobody knows is one", "[] if rate is None else [Simple", "[Simple"),
-    trainer(
+    run("tables are not printed", "        rank_zero_info(text)\n", "        pass\n"),
+    run("the round is the one before", "return self._server.round\n", "return self._server.round - 1\n"),
+    run("the folder is the one above that of the run", "logger.log_dir or logger.save_dir", "logger.save_dir"),
+    run("the folder is that of the run alone", "logger.log_dir or logger.save_dir", "logger.log_dir"),
+    run("a learning rate that nobody knows is one", "[] if rate is None else [Simple", "[Simple"),
+    run(
         "all sizes are in the order of the answers",
         "names, sizes = tuple(self._server.client_names), self._server.client_sizes",
         "names, sizes = tuple(self._server.client_names), self._server.client_sizes.sort()[0]",
     ),
-    trainer(
+    run(
         "rounds are those that are left",
         "self.max_epochs, self.default_root_dir = rounds,",
         "self.max_epochs, self.default_root_dir = rounds - server.round - 1,",

@@ -4,10 +4,9 @@
 from mutations.change import In
 
 rows = In("fl_lightning/core/storage/row_history.py", "tests/core/test_row_history.py")
-cache = In("fl_lightning/core/storage/row_history.py", "tests/core/test_row_history.py")
 by_client = In("fl_lightning/core/storage/per_client.py", "tests/core/test_per_client.py")
 PRIVATE = "tests/fit/test_damaged_files.py -k '{} or owner_only'"
-kept = In("fl_lightning/core/storage/kept_states.py", f"tests/core/test_kept_states.py {PRIVATE.format('kept_states')}")
+kept = In("fl_lightning/core/storage/files.py", f"tests/core/test_kept_states.py {PRIVATE.format('kept_states')}")
 models = In(
     "fl_lightning/core/storage/per_client.py", f"tests/core/test_client_models.py {PRIVATE.format('client_models')}"
 )
@@ -39,20 +38,20 @@ MUTATIONS = [
     rows("rows that leave stay in the products", "gone = set(leaving).difference(clients)", "gone = set(leaving)"),
     rows("storage grows beyond the capacity", "slots if self.capacity is None else min(slots, self.capacity)", "slots"),
     rows("old rows are lost when storage grows", "            rows[:held] = self._rows\n", "            pass\n"),
-    cache(
+    rows(
         "grown products are no longer known",
         "result._known[:held, :held] = self.gram, self._known",
         "result._known[:held, :held] = self.gram, False",
     ),
-    cache(
+    rows(
         "products of one side stay known",
         "self._known[slots] = self._known[:, slots] = False",
         "self._known[slots] = False",
         unseen="a pair is known only if both of its halves are",
     ),
-    cache("products of one side stay", ".index_fill_(2, there, torch.nan)", ""),
-    cache("cross products on one side", "        self.gram[:, beside[:, None], there] = products.mT\n", ""),
-    cache(
+    rows("products of one side stay", ".index_fill_(2, there, torch.nan)", ""),
+    rows("cross products on one side", "        self.gram[:, beside[:, None], there] = products.mT\n", ""),
+    rows(
         "known products are computed again",
         "torch.where(held.isnan(), computed, held)",
         "computed",
@@ -97,31 +96,31 @@ MUTATIONS = [
         "        self._entries: dict[int, _Entry] = {}\n",
         "        self._entries: dict[int, _Entry] = getattr(self, '_entries', {})\n",
     ),
-    cache(
+    rows(
         "products of grown storage are lost",
         "result.gram[:, :held, :held], result._known",
         "result.gram[:, :0, :0], result._known",
     ),
-    cache("all products are known", "bool(self._known[slots[:, None], slots].all())", "True"),
-    cache("one known product is enough", "slots].all())", "slots].any())"),
-    cache("computed products are not known", "        self._known[slots[:, None], slots] = True\n", ""),
-    cache(
+    rows("all products are known", "bool(self._known[slots[:, None], slots].all())", "True"),
+    rows("one known product is enough", "slots].all())", "slots].any())"),
+    rows("computed products are not known", "        self._known[slots[:, None], slots] = True\n", ""),
+    rows(
         "cross products are not known",
         "        self._known[slots[:, None], others] = self._known[others[:, None], slots] = True\n",
         "",
     ),
-    cache(
+    rows(
         "products that were never computed are known",
         "torch.zeros(slots, slots, dtype=torch.bool)",
         "torch.ones(slots, slots, dtype=torch.bool)",
         unseen="whoever takes a slot forgets its products first",
     ),
-    cache(
+    rows(
         "a loaded state knows everything",
         "~gram.isnan().any(0).cpu() if",
         "gram.isnan().any(0).cpu().logical_or(torch.tensor(True)) if",
     ),
-    cache("known products stay where rows are replaced", "self._known[slots] = self._known[:, slots] = False", "pass"),
+    rows("known products stay where rows are replaced", "self._known[slots] = self._known[:, slots] = False", "pass"),
     files("rounds of a client are in one file", "round-{when:06d}.pt", "round-{when // 10:06d}.pt"),
     files("checksums are not written", "set_crc32_options(True)", "set_crc32_options(False)"),
     files(
