@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 
 from fl_lightning.comparison.command import run as compare
-from fl_lightning.core.optional_packages import how_to_install
+from fl_lightning.core.errors import how_to_install
 from fl_lightning.federation.flower_template import run as flower_app
 from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning import names

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Subset
 
 import fl_lightning as fl
 from fl_lightning.clients.buffers import BufferBank
-from fl_lightning.core.aligned import empty_rows
+from fl_lightning.core.tensors import empty_rows
 from fl_lightning.fit.checks import paired_client_rule
 
 

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.columns import Columns
 from fl_lightning.core.storage import kept
-from fl_lightning.core.storage.column_parts import ColumnPart, in_columns
-from fl_lightning.core.updates import UpdateMatrix
+from fl_lightning.core.storage.kept import ColumnPart, in_columns
+from fl_lightning.core.updates import Columns, UpdateMatrix
 
 _SECONDS = 60.0
 

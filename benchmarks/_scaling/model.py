@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks._scaling.bounds import all_reduce_bytes
 from benchmarks._scaling.rates import Rates, Workload
-from fl_lightning.core.columns import Columns
+from fl_lightning.core.updates import Columns
 from fl_lightning.ops.slices import subtrees
 
 

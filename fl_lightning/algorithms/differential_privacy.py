@@ -22,10 +22,9 @@ from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.errors import ModuleError
+from fl_lightning.core.errors import ModuleError, how_to_install
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.modules import followers_of, named_model_buffers, non_persistent_buffers_of
-from fl_lightning.core.optional_packages import how_to_install
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.storage.declared import server_state
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.arguments import FILLED, Bounds, checked, trusted
-from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage.declared import Extent
+from fl_lightning.core.updates import Columns
 
 Reading = Literal["library", "paper", "code"]
 """Whose form a method takes in the steps where its paper and its authors' code differ.

@@ -15,8 +15,8 @@ from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import StepReport
 from fl_lightning.arguments import ANY, FILLED, checked
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.errors import how_to_install
 from fl_lightning.core.layout import LayerSpec
-from fl_lightning.core.optional_packages import how_to_install
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.ops.solvers.dual_cone import dual_cone
 

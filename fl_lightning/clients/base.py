@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.update_rows import UpdateRows, Upload
-from fl_lightning.core.aligned import empty_rows
+from fl_lightning.core.tensors import empty_rows
 from fl_lightning.lightning.batches import ClientTask
 
 

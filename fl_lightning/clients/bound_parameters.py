@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fl_lightning.core.aligned import aligned
-from fl_lightning.core.finite import not_finite
 from fl_lightning.core.layout import LayerSpec, ParamLayout
 from fl_lightning.core.modules import still_parameters, trained_parameters
+from fl_lightning.core.tensors import aligned, not_finite
 from fl_lightning.lightning.optimizers import given_optimizers, with_wrapped
 from fl_lightning.ops.dtypes import accumulation_device
 

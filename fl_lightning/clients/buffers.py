@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.clients.memory_banks import MemoryBanks, Vote, agreed
-from fl_lightning.core.finite import not_finite
 from fl_lightning.core.modules import _buffers_of, followers_of
+from fl_lightning.core.tensors import not_finite
 from fl_lightning.lightning.module.contents import equal_numbers, same_numbers
 from fl_lightning.ops.dtypes import accumulation_device
 

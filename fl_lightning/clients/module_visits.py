@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fl_lightning.core.errors import ModuleError
-from fl_lightning.core.tensor_bytes import pack, unpack
+from fl_lightning.core.processes import pack, unpack
 from fl_lightning.lightning.metric_state import MetricShare, MetricState, joins_clients, updates_of
 from fl_lightning.lightning.module.contents import PLAIN
 from fl_lightning.lightning.module.kept_objects import Added, Items, Kept, Names, Numbers, kinds_of

@@ -15,9 +15,8 @@ from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferReport
 from fl_lightning.clients.module_visits import Left
 from fl_lightning.clients.schedules import Pace
-from fl_lightning.core.aligned import empty_rows, empty_tensors
-from fl_lightning.core.columns import Columns
-from fl_lightning.core.updates import UpdateMatrix
+from fl_lightning.core.tensors import empty_rows, empty_tensors
+from fl_lightning.core.updates import Columns, UpdateMatrix
 
 
 @dataclass(frozen=True)

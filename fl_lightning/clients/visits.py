@@ -24,7 +24,7 @@ from fl_lightning.clients.module_visits import Left
 from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.core.modules import submodules
-from fl_lightning.core.tensor_bytes import pack, unpack
+from fl_lightning.core.processes import pack, unpack
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.fast_log import LogCall, LoggedMetric, TrainingLog, current_hook, replay
 from fl_lightning.lightning.module.contents import PLAIN

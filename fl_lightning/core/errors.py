@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that users can catch by name."""
+"""Errors that users can catch by name, and how sentences about missing packages end."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ class ModuleError(ValueError):
 
 class RankError(RuntimeError):
     """The processes of a fit cannot go on together; no client is to blame."""
+
+
+def how_to_install(extra: str) -> str:
+    """The commands for a checkout and for a release, as the end of a sentence."""
+    return f"pip install '.[{extra}]' in a checkout, pip install 'fl-lightning[{extra}]' for a release"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.modules import model_buffers, modes_kept, named_model_buffers, outside_metrics, submodules
+from fl_lightning.core.modules import modes_kept, named_model_buffers, outside_metrics, submodules
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def put_flat(flat: Tensor, into: Sequence[Tensor]) -> None:
 
 def packed_buffers(module: nn.Module, device: torch.device) -> Tensor:
     """The module's persistent buffers (those of its metrics left out) as bytes, a copy on ``device``."""
-    return packed(model_buffers(module), device)
+    return packed([value for _, value in named_model_buffers(module)], device)
 
 
 def packed(buffers: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -98,7 +98,7 @@ def standing_in(
     with buffers_kept(module), modes_kept(submodules(module)):
         try:
             if model is not None:
-                unpack(model.buffers, model_buffers(module))
+                unpack(model.buffers, [value for _, value in named_model_buffers(module)])
                 for parameter, view in zip(parameters, layout.views(model.params), strict=True):
                     parameter.data = view
             if evaluate:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fl_lightning.core.digest import digest
+from fl_lightning.core.tensors import digest
 
 
 def submodules(module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -66,13 +66,8 @@ class _Buffer(NamedTuple):
     value: Tensor
 
 
-def model_buffers(module: nn.Module) -> list[Tensor]:
-    """The persistent buffers of a module without those of its metrics, each once, in a fixed order."""
-    return [value for _, value in named_model_buffers(module)]
-
-
 def named_model_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """:func:`model_buffers` with their names."""
+    """The persistent buffers of a module without those of its metrics, each once, in a fixed order."""
     return [(buffer.name, buffer.value) for buffer in _buffers_of(module)[0]]
 
 

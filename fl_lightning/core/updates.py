@@ -1,24 +1,134 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The matrix of the cohort's updates.
+"""The matrix of the cohort's updates, and which of its columns lie here.
 
-Server rules ask ``UpdateMatrix`` for norms, Gram matrices, inner products and linear combinations. It calls
-:mod:`fl_lightning.ops` for them. Rules do not touch the rows themselves: several processes may share the columns, and
-what is a sum over all columns then takes all of them.
+Server rules ask ``UpdateMatrix`` for what they need and do not touch the rows themselves: several processes may share
+the columns, each a run of them. Combinations of rows stay within a share. Sums over columns are added up in one order
+that does not depend on the shares, so every number of shares gives the same bits (:mod:`fl_lightning.ops.slices`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from fl_lightning import ops
 from fl_lightning.arguments import checked, trusted
-from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.ops.dtypes import accumulation_device
-from fl_lightning.ops.slices import add_tree, slice_columns
+from fl_lightning.ops.slices import add_tree, slice_columns, subtrees
+
+
+def _alone(mine: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    return [mine]
+
+
+def _unseen(numbers: Tensor) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The share of the columns that lies here.
+
+    All shares call ``gather`` at the same places: it hands in a tensor of this share and returns those of all, whose
+    first dimensions are the second argument. ``note`` is told of numbers that must be the same on all shares, such as
+    the coefficients of a step, so that shares that came to others can be found out.
+    """
+
+    borders: tuple[int, ...]  # R + 1, from 0 to n: share r begins at the r-th; between slices, as cut() gives them
+    share: int = 0  # the number of this one
+    gather: Callable[[Tensor, Sequence[int]], list[Tensor]] = _alone
+    note: Callable[[Tensor], None] = _unseen
+
+    @classmethod
+    def whole(cls, total: int) -> Columns:
+        """All columns in one share."""
+        return cls((0, total))
+
+    @staticmethod
+    def cut(total: int, shares: int) -> tuple[int, ...]:
+        """Borders of shares with as equal numbers of slices as can be."""
+        width = slice_columns(total)
+        slices = -(-total // width)
+        return tuple(min(slices * share // shares * width, total) for share in range(shares + 1))
+
+    @property
+    def total(self) -> int:
+        """Number of columns of all shares, ``n``."""
+        return self.borders[-1]
+
+    @property
+    def numel(self) -> int:
+        """Number of columns of this share."""
+        return len(range(*self.span))
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first column of this share, and the one after its last."""
+        return self.spans[self.share]
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Those of all shares."""
+        return list(pairwise(self.borders))
+
+    def part(self, values: Tensor) -> Tensor:
+        """The columns ``[..., numel]`` of this share of a tensor ``[..., n]``; not a copy."""
+        return values[..., slice(*self.span)]
+
+    def joined(self, part: Tensor) -> Tensor:
+        """A vector ``[n]`` of whose columns every share hands in its own; all shares get it."""
+        if len(self.borders) == 2:
+            return part
+        return torch.cat(self.gather(part, [end - begin for begin, end in self.spans]))
+
+    def offsets(self, starts: tuple[int, ...]) -> Tensor:
+        """Where segments of all columns begin here: ``[L + 1]`` int64 on the CPU for the ops; not to be changed."""
+        return _within(starts, *self.span)
+
+    def sum(self, starts: tuple[int, ...], part: Callable[[slice, Tensor], Tensor]) -> Tensor:
+        """A sum per segment over the columns of all shares: ``[L, ...]``, on every share the same.
+
+        Segments begin at ``starts``, ``L + 1`` numbers that rise from 0 to ``n``. ``part`` gives the sums ``[L, ...]``
+        over some of this share's columns, for the columns and their segments' offsets. It must hand :attr:`total` to
+        the op that adds up.
+        """
+        begin, end = self.span
+        if len(self.borders) == 2:
+            return part(slice(begin, end), _within(starts, begin, end))
+        nodes = [subtrees(*span, self.total) for span in self.spans]
+        # Those that have columns in a node; sums over the others are 0 there, and need not travel.
+        held = [[slice(bisect_right(starts, a) - 1, bisect_left(starts, b)) for a, b in some] for some in nodes]
+        sums = [
+            part(slice(a - begin, b - begin), _within(starts, a, b))[at]
+            for (a, b), at in zip(nodes[self.share], held[self.share], strict=True)
+        ]
+        mine = torch.cat(sums) if sums else part(slice(0, 0), _within(starts, begin, begin))[:0]
+        found = torch.cat(self.gather(mine, [sum(at.stop - at.start for at in some) for some in held]))
+
+        def wholes() -> Iterator[Tensor]:
+            ats = [at for some in held for at in some]
+            for at, segments in zip(ats, torch.split(found, [at.stop - at.start for at in ats]), strict=True):
+                whole = found.new_zeros(len(starts) - 1, *found.shape[1:])
+                whole[at] = segments
+                yield whole
+
+        return add_tree([node for some in nodes for node in some], wholes(), self.total)
+
+    def count(self, number: Tensor) -> int:
+        """The sum over the shares of an integer."""
+        return int(torch.cat(self.gather(number.reshape(1), [1] * len(self.spans))).sum())
+
+
+@lru_cache(maxsize=256)
+def _within(starts: tuple[int, ...], begin: int, end: int) -> Tensor:
+    return torch.tensor([min(max(start, begin), end) - begin for start in starts], dtype=torch.int64)
 
 
 class UpdateMatrix:
@@ -52,8 +162,7 @@ class UpdateMatrix:
             raise ValueError(f"rows must be floating point, found {rows.dtype}")
         if norms is not None and norms.shape != rows.shape[:1]:
             raise ValueError(f"norms must have shape [{rows.shape[0]}], found {tuple(norms.shape)}")
-        self.rows, self.layout, self.columns = rows, layout, columns
-        self._norms = norms
+        self.rows, self.layout, self.columns, self._norms = rows, layout, columns, norms
         self._gram: Tensor | None = None
 
     def __len__(self) -> int:
@@ -75,8 +184,8 @@ class UpdateMatrix:
         """
         if self._norms is None:
             rows, total = self.rows, self.columns.total
-            squares = self.columns.sum(
-                (0, total), lambda at, offsets: ops.layer_squares(rows[:, at], offsets, total_columns=total)
+            squares = self._sums(
+                lambda at, offsets: ops.layer_squares(rows[:, at], offsets, total_columns=total), (0, total)
             )
             self._norms = squares[0].sqrt()
         return self._norms
@@ -89,7 +198,7 @@ class UpdateMatrix:
         """Per-layer Gram matrices ``[L, m, m]`` in float64; computed once (the rows must not change afterwards)."""
         if self._gram is None:
             rows, total = self.rows, self.columns.total
-            self._gram = self._layer_sums(lambda at, offsets: ops.layer_gram(rows[:, at], offsets, total_columns=total))
+            self._gram = self._sums(lambda at, offsets: ops.layer_gram(rows[:, at], offsets, total_columns=total))
         return self._gram
 
     def cross_gram(self, others: Tensor, chosen: Tensor | None = None) -> Tensor:
@@ -100,7 +209,7 @@ class UpdateMatrix:
             chosen: ``[h]`` int64 on the CPU, which of them; ``None``: all, ``h = k``.
         """
         rows, total = self.rows, self.columns.total
-        return self._layer_sums(
+        return self._sums(
             lambda at, offsets: ops.layer_cross_gram(rows[:, at], others[:, at], offsets, chosen, total_columns=total)
         )
 
@@ -109,12 +218,11 @@ class UpdateMatrix:
 
         Args:
             step: with the same columns.
-            starts: where other segments than layers begin, as :meth:`fl_lightning.core.columns.Columns.sum` takes them.
+            starts: where other segments than layers begin, as :meth:`Columns.sum` takes them.
         """
         rows, total = self.rows, self.columns.total
-        return self.columns.sum(
-            self.layout.layer_starts if starts is None else starts,
-            lambda at, offsets: ops.layer_dots(rows[:, at], step[at], offsets, total_columns=total),
+        return self._sums(
+            lambda at, offsets: ops.layer_dots(rows[:, at], step[at], offsets, total_columns=total), starts
         )
 
     @torch.no_grad()
@@ -144,8 +252,7 @@ class UpdateMatrix:
             return add_tree(inner, (pairs(*span) for span in spans), total)[None]
 
         found = torch.zeros(m, m, dtype=torch.float64)
-        above = torch.triu_indices(m, m, 1)
-        found[above[0], above[1]] = self.columns.sum((0, total), part)[0].cpu()
+        found[torch.triu_indices(m, m, 1).unbind()] = self._sums(part, (0, total))[0].cpu()
         return found + found.T
 
     def puc_track(self, row: int, counts: Tensor, threshold: int, participations: int) -> tuple[Tensor, Tensor]:
@@ -169,11 +276,11 @@ class UpdateMatrix:
             kept.append(bits)
             return squares
 
-        squares = self.columns.sum(self.layout.starts, part)
+        squares = self._sums(part, self.layout.starts)
         return torch.cat(kept), squares
 
-    def _layer_sums(self, part: Callable[[slice, Tensor], Tensor]) -> Tensor:
-        return self.columns.sum(self.layout.layer_starts, part)
+    def _sums(self, part: Callable[[slice, Tensor], Tensor], starts: tuple[int, ...] | None = None) -> Tensor:
+        return self.columns.sum(self.layout.layer_starts if starts is None else starts, part)
 
     @property
     def offsets(self) -> Tensor:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.arguments import ANY, Bounds, check, checked
-from fl_lightning.core.digest import digest
 from fl_lightning.core.seeding import derive_seed
+from fl_lightning.core.tensors import digest
 from fl_lightning.data.labels import integer_vector
 
 

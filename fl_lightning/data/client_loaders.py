@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate, default_convert
 
 from fl_lightning.arguments import ANY, checked
-from fl_lightning.core.client_names import numbered
-from fl_lightning.core.digest import digest
+from fl_lightning.core.records import numbered
 from fl_lightning.core.seeding import derive_seed
+from fl_lightning.core.tensors import digest
 from fl_lightning.data.client_indices import ClientIndices
 from fl_lightning.data.labels import labels_at_hand, num_samples
 from fl_lightning.data.loader_settings import LoaderSettings

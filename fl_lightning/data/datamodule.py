@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.arguments import ANY, FILLED, Bounds, check, check_unused, checked
-from fl_lightning.core.client_names import numbered
+from fl_lightning.core.records import numbered
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.division import Division
 from fl_lightning.data.matched_split import label_counts

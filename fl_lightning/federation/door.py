@@ -65,15 +65,13 @@ def read(kind: type[M], found: object) -> M:
     if isinstance(found, Mapping):
         _check_values(found)
         try:
-            made = kind(**found)
+            return kind(**found)
         except (TypeError, ValueError) as error:
             raise MisfitError(f"the message is not whole: {said(error)}") from error
-    elif isinstance(found, kind):
-        made = found
-        _check_values(vars(found))
-    else:
+    if not isinstance(found, kind):
         raise MisfitError(f"the message must be a {kind.__name__} or its fields, found a {type(found).__name__}")
-    return made
+    _check_values(vars(found))
+    return found
 
 
 def loss(found: object) -> float:

@@ -17,11 +17,11 @@ from fl_lightning.algorithms.base import obstacle as rule_obstacle
 from fl_lightning.arguments import ANY, Bounds, Example, altered, checked
 from fl_lightning.clients.bound_parameters import trained_names
 from fl_lightning.clients.client_batches import ClientBatches
-from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.layout import ParamLayout, names_in
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.storage import kept
-from fl_lightning.core.storage.kept_states import KeptStates
+from fl_lightning.core.storage.files import KeptStates
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.labels import Samples
 from fl_lightning.data.partitions import Partition
@@ -29,7 +29,7 @@ from fl_lightning.data.sources import AnyDataset, defines
 from fl_lightning.federation.client_visit import Visit, Work
 from fl_lightning.federation.door import read
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage, ServerMessage
-from fl_lightning.federation.module_state import AwayModule
+from fl_lightning.federation.module_changes import AwayModule
 from fl_lightning.fit.checks import paired_client_rule
 from fl_lightning.fit.options import CLIENT_CHECKS, ClientOptions
 from fl_lightning.lightning.fit_description import FitDescription
@@ -147,7 +147,7 @@ class FederatedClient:
             ValueError: the module has no parameters yet (``configure_model``, lazy layers), or its
                 ``configure_optimizers`` needs data.
         """
-        options, trained = self._options, self._trained
+        options, trained = self._options, trained_names(self._module, configured_optimizers(self._module))
         layout = ParamLayout.from_module(self._module, options.algorithm.layers, trained)
         return FitDescription.of(
             options.algorithm, options.client_rule, layout, clients=self._num_clients, settings=options.settings()
@@ -226,12 +226,8 @@ class FederatedClient:
             size=size,
             steps=min(size, 1) if full else batches.planned_steps(place),
             description=described.state_dict(),
-            frozen=frozen_digest(self._module, self._trained),
+            frozen=frozen_digest(self._module, names_in(described.layout)),
         )
-
-    @property
-    def _trained(self) -> tuple[str, ...]:
-        return trained_names(self._module, configured_optimizers(self._module))
 
     def _trainer_with(self, strategy: Any, **options: Any) -> Trainer:
         trainer = Trainer(

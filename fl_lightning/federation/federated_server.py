@@ -22,8 +22,7 @@ from fl_lightning.clients.base import Sequential
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.data.cohort_samplers import CohortSampler, Selection, UniformSampler, cohort_size
-from fl_lightning.federation.client_messages import Fitting, losses_of
-from fl_lightning.federation.closing import Closing
+from fl_lightning.federation.closing import Closing, losses_of
 from fl_lightning.federation.door import said
 from fl_lightning.federation.messages import ClientMessage, ServerMessage
 from fl_lightning.federation.registered_clients import RegisteredClients
@@ -230,13 +229,12 @@ class FederatedServer(RegisteredClients):
         if others:
             raise ValueError(f"answers must be of clients of the round, {cohort}, found {others}")
         trained, model = time.perf_counter() - self._began, self._model
-        form = Fitting(self.round, model.params, model.buffers, self.needs, model.home)
         why = {client: said(words) for client, words in (missing or {}).items()}
         current = Round(
             self.round, dropped=dict.fromkeys(self._selection.drop_outs, "dropped out"), began=self._began,
             asks=None if losses_at is None else partial(losses_of, losses_at),
         )  # fmt: skip
-        closing = Closing(self._server, form, self._rows, cohort, self._num_samples)
+        closing = Closing(self._server, model, self.needs, self._rows, cohort, self._num_samples)
         record, given = closing.closed(current, answers, why, silent)
         model.merge(current.uploads, record.client_ids)
         self._counts([given[client] for client in record.client_ids], self.round)

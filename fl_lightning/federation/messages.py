@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import State
-from fl_lightning.arguments import checked
+from fl_lightning.arguments import checked, trusted
 from fl_lightning.clients.update_rows import Upload
-from fl_lightning.core.finite import all_finite
 from fl_lightning.core.storage import kept
+from fl_lightning.core.tensors import all_finite
 from fl_lightning.federation.door import CLIENT, LOSS, NAME, RATE, ROUND, ROUNDS, SAMPLES, STEPS, STEPS_PER_ROUND
 from fl_lightning.lightning.round_clock import VisitPlan
 
@@ -152,7 +152,7 @@ class ClientMessage:
 
 def answer_of(upload: Upload, index: int, update: Tensor, buffers: Mapping[str, Tensor]) -> ClientMessage:
     """What a visit gave, without what it left."""
-    return ClientMessage(
+    return trusted(ClientMessage)(
         upload.client_id, index, update.cpu(), upload.size, upload.loss,
         None if upload.train_loss is None else float(upload.train_loss), upload.client_lr,
         _on_cpu(upload.report.extras), _on_cpu(upload.report.companions), _on_cpu(buffers), upload.pace.steps,

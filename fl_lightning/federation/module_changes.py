@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was changed in a module beside parameters and buffers, as plain values under names that its copies share."""
+"""What was changed in a module beside parameters and buffers, on its way between a server and its clients.
+
+Both sides have a module that was made alike. The server says what rounds have changed since, and a client what its
+visit has changed, as plain values: by the names of attributes, as :class:`fl_lightning.clients.module_visits.Left` has
+it.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.clients.module_visits import Left
+from fl_lightning.clients.module_visits import Left, ModuleVisits
 from fl_lightning.core.modules import submodules
 from fl_lightning.federation.door import STATE_BYTES, MisfitError, said
 from fl_lightning.federation.plain_values import Reader, StaysError, Writer, is_own_name
@@ -20,6 +26,7 @@ from fl_lightning.lightning.metric_state import MetricShare, joins_clients
 from fl_lightning.lightning.module.contents import GENERATORS
 from fl_lightning.lightning.module.kept_objects import Added, Kept, Names
 from fl_lightning.lightning.module.object_state import ObjectState
+from fl_lightning.lightning.names import LightningModule, rank_zero_warn
 
 _UPDATES = 10**9
 
@@ -67,6 +74,8 @@ def written(
     ``classes`` are of the objects that the reader can make, ``attributes`` those that it has objects of, too; ``None``:
     all. Others travel as a whole.
     """
+    if not (left.changes or left.metrics):
+        return {}, {}, {}
     names, stays = {id(kept): name for name, kept in places.kept.items()}, dict[str, str]()
     tasks: list[tuple[str, list[Any], Callable[[list[Any]], object], int | None]] = []
     gathered = Counter[str]()
@@ -200,3 +209,69 @@ def _share(metric: Any, states: Mapping[str, Any], updates: int) -> MetricShare:
         else:
             raise ValueError(f"{name} must be {default.dtype} {list(default.shape)}")
     return MetricShare(found, updates, None)
+
+
+class AwayModule:
+    """A client's module, while the client does what a message asks for.
+
+    ``plain`` is what the server has sent of its own, ``said`` what was said of earlier visits and is not said again.
+    """
+
+    def __init__(self, module: LightningModule, plain: Mapping[str, Any], said: set[str]) -> None:
+        self._module, self._plain, self._said = module, plain, said
+        self._stays, self._gathered = dict[str, str](), dict[str, int]()
+        self._outer = ModuleVisits(module)
+
+    def __enter__(self) -> AwayModule:
+        self._outer.begin()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The module is as it was; what leaves the client is said before anybody can send it."""
+        self._outer.put_back()
+        kind = type(self._module).__name__
+        self._say(
+            f"what a client leaves in {kind} stays at the client, and begins anew in every round, where no message can "
+            "hold it", self._stays,
+        )  # fmt: skip
+        self._say(
+            f"what training gathers in {kind} goes to the server, and from there to other clients, unless "
+            "on_train_epoch_end empties it", {name: f"{count} values" for name, count in self._gathered.items()},
+        )  # fmt: skip
+
+    def _say(self, words: str, found: Mapping[str, str]) -> None:
+        new = {name: why for name, why in found.items() if f"{name}: {words}" not in self._said}
+        self._said |= {f"{name}: {words}" for name in new}
+        if new:
+            rank_zero_warn(f"{words}: {'; '.join(f'{name} ({why})' for name, why in new.items())}")
+
+    def take(self) -> None:
+        """The hooks before the first round have run: the module becomes what the server's is."""
+        self._visit = copy(self._outer)  # it knows the module as long as no hook has changed it
+        if self._plain:
+            module = self._module
+            left, _ = read_left(self._plain, Places(module, self._visit.look()), module.device)
+            for kept, change in left.changes:
+                kept.apply(change)
+        self._visit.begin()
+
+    def left(self, withholds: str | None = None) -> dict[str, Any]:
+        """What was changed since; nothing if there is a reason to withhold it."""
+        left, state = self._visit.end(), self._visit.looked
+        alone = {name: f"a {kind}" for name, kind in state.alone.items()}
+        alone |= dict.fromkeys(left.ran_on, "a metric whose states cannot be joined")
+        if not (left.changes or left.metrics):
+            self._stays = alone
+            return {}
+        before = Places(self._module, self._outer.looked)
+        attributes = set(before.attributes)
+        for name, form, *parts in self._plain.get("changes", ()):
+            if form == "names":
+                owner = name.partition("#")[0]
+                attributes |= {f"{owner}.{key}" if owner else key for key in parts[0][::2]}
+        plain, stays, gathered = written(left, Places(self._module, state), before.classes, attributes)
+        if plain and withholds is not None:
+            self._stays = {"all of it": withholds}
+            return {}
+        self._stays, self._gathered = alone | stays, gathered
+        return plain

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from fl_lightning.arguments import FILLED, Bounds, checked
-from fl_lightning.core.optional_packages import how_to_install
+from fl_lightning.core.errors import how_to_install
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.federation.door import said
 from fl_lightning.federation.federated_client import FederatedClient

@@ -210,35 +210,11 @@ class Reader:
             setattr(made, _AWAY, True)  # a server on the CPU passes it on to clients on GPUs
         return made
 
-    def _sparse(self, value: Tensor, away: bool) -> Tensor:
-        return self._tensor(value, away).to_sparse()
-
-    def _int(self, digits: str) -> int:
-        return int(digits[:10_000], 16)
-
-    def _complex(self, real: float, imaginary: float) -> complex:
-        return complex(real, imaginary)
-
-    def _bytes(self, value: Tensor) -> bytes:
-        return value.numpy().tobytes()
-
-    def _bytearray(self, value: Tensor) -> bytearray:
-        return bytearray(self._bytes(value))
-
-    def _array(self, typecode: str, value: Tensor) -> Any:
-        return array(typecode, self._bytes(value))
-
     def _ndarray(self, dtype: str, shape: list[int], value: Tensor, is_scalar: bool) -> Any:
         if not _NUMBERS.fullmatch(dtype):
             raise ValueError(f"arrays hold numbers, found {dtype}")
-        made = np.frombuffer(self._bytes(value), dtype).reshape(shape).copy()
+        made = np.frombuffer(value.numpy().tobytes(), dtype).reshape(shape).copy()
         return made[()] if is_scalar else made
-
-    def _deque(self, written: list[Any], maxlen: int | None) -> Any:
-        return deque(self.all(written), maxlen)
-
-    def _defaultdict(self, written: list[Any], factory: str | None) -> Any:
-        return defaultdict(_FACTORIES[factory], self.pairs(written))
 
     def _named(self, name: str, written: list[Any]) -> Any:
         kind, items = self._classes[name], self.all(written)
@@ -256,7 +232,16 @@ class Reader:
 
 
 _MAKERS: dict[str, Callable[..., Any]] = {
-    "tensor": Reader._tensor, "sparse": Reader._sparse, "int": Reader._int, "complex": Reader._complex,
-    "bytes": Reader._bytes, "bytearray": Reader._bytearray, "array": Reader._array, "ndarray": Reader._ndarray,
-    "deque": Reader._deque, "defaultdict": Reader._defaultdict, "named": Reader._named, "object": Reader._object,
-}  # fmt: skip
+    "int": lambda reader, digits: int(digits[:10_000], 16),
+    "complex": lambda reader, real, imaginary: complex(real, imaginary),
+    "bytes": lambda reader, value: value.numpy().tobytes(),
+    "bytearray": lambda reader, value: bytearray(value.numpy().tobytes()),
+    "array": lambda reader, typecode, value: array(typecode, value.numpy().tobytes()),
+    "deque": lambda reader, written, maxlen: deque(reader.all(written), maxlen),
+    "defaultdict": lambda reader, written, factory: defaultdict(_FACTORIES[factory], reader.pairs(written)),
+    "tensor": Reader._tensor,
+    "sparse": lambda reader, value, away: reader._tensor(value, away).to_sparse(),
+    "ndarray": Reader._ndarray,
+    "named": Reader._named,
+    "object": Reader._object,
+}

@@ -132,7 +132,7 @@ class RegisteredClients:
             client = answer.client_id
             self.counted[client] = index
             self._local_steps += answer.steps
-            if client in self._known:
+            if client in self._known and self._known[client].size != answer.size:
                 self._known[client] = altered(self._known[client], size=answer.size)
         rates = [answer.client_lr for answer in answers if answer.client_lr is not None]
         self.learning_rate = trusted(mean_rate)(rates) if rates else None

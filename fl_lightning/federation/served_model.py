@@ -11,13 +11,18 @@ from torch import Tensor
 
 from fl_lightning.clients.bound_parameters import BoundParameters, trained_names
 from fl_lightning.clients.buffers import BufferBank
+from fl_lightning.clients.module_visits import Left, ModuleVisits
 from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.modules import frozen_digest
-from fl_lightning.federation.module_state import HomeModule
+from fl_lightning.federation.module_changes import Places, read_left, written
 from fl_lightning.fit.options import FitOptions
-from fl_lightning.lightning.names import LightningModule
+from fl_lightning.fit.uploads import merge_left
+from fl_lightning.lightning.metric_state import MetricShare, joins_clients
+from fl_lightning.lightning.module.object_state import ObjectState
+from fl_lightning.lightning.names import LightningModule, rank_zero_warn
 from fl_lightning.lightning.optimizers import configured_optimizers
 
+_SAID = 32
 _DTYPES = {"32-true": None, "64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
 
 
@@ -36,13 +41,9 @@ class ServedModel:
         self.binding = BoundParameters(self.module, options.algorithm.layers, trained)
         options.client_rule.check_module(self.module, self.binding.layout)
         self.buffers = BufferBank(self.module, options.buffers, trained)
+        self.params = self.binding.theta  # [n] the global parameters
         self.home, self.plain = HomeModule(self.module, self.params.device), dict[str, Any]()
         self.frozen = frozen_digest(self.module, trained)
-
-    @property
-    def params(self) -> Tensor:
-        """``[n]`` the global parameters."""
-        return self.binding.theta
 
     @property
     def evaluated(self) -> Tensor:
@@ -82,3 +83,63 @@ class ServedModel:
         if self.evaluated is not self.params:
             self.params.copy_(self.evaluated)
         self.binding.release()
+
+
+class HomeModule:
+    """A server's module, which rounds change as they do in a fit."""
+
+    def __init__(self, module: LightningModule, device: torch.device) -> None:
+        self._module, self._device, self._said = module, device, set[str]()
+        self._visits, self._first = ModuleVisits(module), Places(module, ObjectState(module))
+        self._now: Places | None = None
+
+    def plain(self, metrics: bool = False) -> dict[str, Any]:
+        """What rounds have changed since the module was made.
+
+        ``metrics`` adds what metrics have gathered, which no client needs: its visits begin with empty ones.
+        """
+        state = self._first.state
+        left = Left([(kept, kept.change()) for kept in state.changed()])
+        found = state.metrics.values() if metrics else ()
+        left.metrics.extend((metric, MetricShare.of(metric)) for metric in found if joins_clients(metric))
+        plain, stays, _ = written(left, self._first, self._first.classes)
+        for name, why in stays.items():
+            self._forget(name)
+            self._say(name, f"{name!r} begins anew at every client: {why}")
+        return plain
+
+    def _forget(self, name: str) -> None:
+        if name in self._first.state.metrics:
+            self._first.state.metrics[name].reset()
+        for kept in self._first.state.changed():
+            if name in kept.changed_names():
+                kept.put(kept.content)
+
+    def _say(self, name: str, words: str) -> None:
+        if name not in self._said and len(self._said) < _SAID:
+            self._said.add(name)
+            rank_zero_warn(f"of what clients leave in {type(self._module).__name__}, {words}")
+
+    def read(self, plain: Mapping[str, Any]) -> Left:
+        """What a client has left; raises MisfitError if it is none, or does not fit the module."""
+        state = self._visits.look()
+        if self._now is None or self._now.state is not state:
+            self._now = Places(self._module, state)
+        left, lacking = read_left(plain, self._now, self._device)
+        for name in sorted(lacking):
+            self._say(name, f"{name!r} is not among what the server's module has: it stays with them")
+        return left
+
+    def merge(self, uploads: Sequence[Upload], counted: Collection[int]) -> None:
+        """Joins what visits have left, as a fit does."""
+        merge_left(self._visits, uploads, counted)
+
+    def load(self, plain: Mapping[str, Any]) -> None:
+        """Goes on from what :meth:`plain` gave with metrics."""
+        self._first.state.put_back()
+        left, _ = read_left(plain, self._first, self._device)
+        for kept, change in left.changes:
+            kept.apply(change)
+        for metric, share in left.metrics:
+            metric.reset()
+            share.add_to(metric)

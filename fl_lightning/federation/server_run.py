@@ -8,20 +8,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from math import nan
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 
 from fl_lightning.arguments import trusted
-from fl_lightning.core.client_names import client_label
-from fl_lightning.core.records import EvaluationRecord, RoundRecord, round_metrics
+from fl_lightning.core.records import EvaluationRecord, RoundRecord, client_label, round_metrics
 from fl_lightning.core.storage.files import read_whole, write_whole
 from fl_lightning.federation.federated_server import FederatedServer
-from fl_lightning.federation.server_trainer import ServerTrainer
 from fl_lightning.fit.evaluation.evaluator import EvaluationReport, shown_angle
-from fl_lightning.lightning.names import Callback, Logger, rank_zero_info
+from fl_lightning.lightning.names import Callback, Logger, TrainerFn, rank_zero_info
 from fl_lightning.lightning.versions import package_versions
 from fl_lightning.metrics.functional import Mode
+from fl_lightning.report.callbacks import ClientTable, FitRecorder
 
 
 class ServerRun:
@@ -44,9 +44,8 @@ class ServerRun:
         fairness_mode: Mode | Mapping[str, Mode] = "max",
         log_client_names: bool = False,
     ) -> None:
-        self._server, self._rounds, self._loggers = server, rounds, list(loggers)
+        self._server, self._rounds, self._metric = server, rounds, fairness_metric
         self._report = EvaluationReport(fairness_metric, fairness_mode, log_client_names)
-        self._metric = fairness_metric
         self.trainer = ServerTrainer(server, rounds, loggers, callbacks, folder)
         self.path = folder / "last.ckpt"
 
@@ -115,19 +114,19 @@ class ServerRun:
             rank_zero_info(words)
         self.trainer.call("on_train_end")
         self.trainer.call("on_fit_end")
-        for logger in self._loggers:
+        for logger in self.trainer.loggers:
             logger.finalize("success")
 
     def abort(self, error: BaseException) -> None:
         """The run ends before its time."""
         self.trainer.call("on_exception", error)
-        for logger in self._loggers:
+        for logger in self.trainer.loggers:
             logger.finalize("failed")
 
     def _log(self, metrics: Mapping[str, float], round: int) -> None:  # noqa: A002
         """Gives numbers to the loggers, at the step and epoch that a simulation gives them."""
         places = self._server.cohort_size
-        for logger in self._loggers:
+        for logger in self.trainer.loggers:
             logger.log_metrics({**metrics, "epoch": round}, step=(round + 1) * places - 1)
             logger.save()
 
@@ -177,3 +176,83 @@ def joined(
     undefined = {name: reasons for name, reasons in undefined.items() if reasons}
     called = tuple(names[client] for client in clients)
     return trusted(EvaluationRecord)(round, stage, tuple(clients), sizes, values, undefined, modes, called)
+
+
+KNOWN = (ClientTable, FitRecorder)
+"""Callbacks that read records alone."""
+
+
+class ServerTrainer:
+    """Stands in for the Trainer of a simulation before callbacks that read records; refuses others with a TypeError."""
+
+    sanity_checking, fast_dev_run, is_global_zero, datamodule = False, False, True, None
+    max_steps, check_val_every_n_epoch, precision, gradient_clip_val, num_nodes = -1, 1, None, None, 1
+    federated_data, executor_fallback = None, None
+
+    def __init__(
+        self, server: FederatedServer, rounds: int, loggers: Sequence[Logger], callbacks: Sequence[Callback],
+        folder: Path,
+    ) -> None:  # fmt: skip
+        for callback in callbacks:
+            if not isinstance(callback, KNOWN):
+                names = ", ".join(kind.__name__ for kind in KNOWN)
+                raise TypeError(
+                    f"callbacks must read records of rounds and evaluations alone ({names}), because a server has no "
+                    f"Trainer, found {type(callback).__name__}"
+                )
+        self._server, self.loggers, self.callbacks = server, list(loggers), list(callbacks)
+        self.max_epochs, self.default_root_dir = rounds, str(folder)
+        self.ckpt_path: str | None = None  # that the run goes on from
+        self.last_round: RoundRecord | None = None
+        self.last_evaluation: EvaluationRecord | None = None
+        self.state = SimpleNamespace(fn=TrainerFn.FITTING)
+        self.model, self.root_device, self.fit_description = server.module, server.device, server.fit_description
+        self.strategy = self
+
+    def call(self, hook: str, *args: Any) -> None:
+        """Calls a hook of all callbacks."""
+        for callback in self.callbacks:
+            getattr(callback, hook)(self, self.model, *args)
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        """An evaluation is over: inside the fit, or a test after it."""
+        self.last_evaluation = record
+        if record.stage == "val":
+            self.call("on_validation_end")
+            return
+        self.state.fn = TrainerFn.TESTING
+        self.call("on_test_end")
+        self.state.fn = TrainerFn.FITTING
+
+    def print(self, text: str) -> None:
+        """Prints a table."""
+        rank_zero_info(text)
+
+    # ---- what callbacks read of a trainer and its strategy
+
+    @property
+    def current_epoch(self) -> int:
+        """The round."""
+        return self._server.round
+
+    @property
+    def log_dir(self) -> str | None:
+        """The folder of the first logger."""
+        return next((logger.log_dir or logger.save_dir for logger in self.loggers), None)
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The clients' learning rate, where optimizers have it."""
+        rate = self._server.learning_rate
+        return [] if rate is None else [SimpleNamespace(param_groups=[{"lr": rate}])]
+
+    @property
+    def train_dataloader(self) -> Any:
+        """Names and sizes of the clients; the server has no data."""
+        names, sizes = tuple(self._server.client_names), self._server.client_sizes
+        return SimpleNamespace(loaders=SimpleNamespace(dataset=(), names=names, sizes=sizes))
+
+    @property
+    def memory_plan(self) -> Any:
+        """Of the server."""
+        return self._server.memory

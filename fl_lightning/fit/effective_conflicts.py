@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.updates import Columns
 from fl_lightning.ops.dtypes import accumulation_device
 
 _FACTOR = re.compile(r"(?:(.*?)\.)?(lora_(?:embedding_)?)A(?:\.(.*))?")

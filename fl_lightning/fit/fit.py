@@ -13,11 +13,11 @@ from torch import Tensor
 from fl_lightning.arguments import altered
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.update_rows import Upload
-from fl_lightning.core.columns import Columns
-from fl_lightning.core.digest import checksums
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.storage import kept
+from fl_lightning.core.tensors import checksums
+from fl_lightning.core.updates import Columns
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.options import FitOptions

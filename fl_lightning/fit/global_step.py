@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, SparseAdam
 
 from fl_lightning.clients.bound_parameters import BoundParameters
-from fl_lightning.core.finite import all_finite, not_finite
+from fl_lightning.core.tensors import all_finite, not_finite
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 

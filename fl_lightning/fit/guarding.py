@@ -8,9 +8,9 @@ from typing import Any
 
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.columns import Columns
 from fl_lightning.core.storage import kept
-from fl_lightning.core.storage.column_parts import for_columns, in_columns
+from fl_lightning.core.storage.kept import for_columns, in_columns
+from fl_lightning.core.updates import Columns
 
 _MANY = 100_000
 """Clients among which a guard's smallest cohort is looked for."""

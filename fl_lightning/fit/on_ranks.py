@@ -22,11 +22,11 @@ from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.ranks.column_rows import ColumnState
 from fl_lightning.clients.ranks.ranked_runner import Ranked
 from fl_lightning.clients.update_rows import UpdateRows
-from fl_lightning.core.columns import Columns
-from fl_lightning.core.digest import checksum, checksums
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.storage import kept
+from fl_lightning.core.tensors import checksum, checksums
+from fl_lightning.core.updates import Columns
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.lightning.fit_description import FitDescription, plain
 from fl_lightning.lightning.names import Trainer, rank_zero_info

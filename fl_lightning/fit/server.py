@@ -18,12 +18,12 @@ from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.update_rows import UpdateRows, Upload
-from fl_lightning.core.aligned import padded
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.storage import kept
-from fl_lightning.core.storage.column_parts import for_columns, in_columns
+from fl_lightning.core.storage.kept import for_columns, in_columns
+from fl_lightning.core.tensors import padded
 from fl_lightning.data.cohort_samplers import Selection
 from fl_lightning.fit.effective_conflicts import EffectiveConflicts
 from fl_lightning.fit.global_step import GlobalStep, RefusedStepError

@@ -20,10 +20,9 @@ from fl_lightning.arguments import trusted
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.module_visits import ModuleVisits
 from fl_lightning.clients.update_rows import UpdateRows, Upload
-from fl_lightning.core.client_names import client_label, numbered
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError, ModuleError
-from fl_lightning.core.records import RoundRecord
+from fl_lightning.core.records import RoundRecord, client_label, numbered
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.lightning.names import rank_zero_warn
 

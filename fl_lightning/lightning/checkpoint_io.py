@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.arguments import checked
-from fl_lightning.core.finite import not_finite
 from fl_lightning.core.storage.files import copy_whole, read_whole, write_whole
+from fl_lightning.core.tensors import not_finite
 from fl_lightning.lightning.names import ModelCheckpoint, Trainer, lightning_module, rank_zero_warn
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from fl_lightning.arguments import Bounds, checked
-from fl_lightning.core.digest import DIGEST, digest
 from fl_lightning.core.layout import ParamLayout, layout_difference, layout_fingerprint
+from fl_lightning.core.tensors import DIGEST, digest
 from fl_lightning.lightning.names import rank_zero_warn
 from fl_lightning.lightning.versions import package_versions
 

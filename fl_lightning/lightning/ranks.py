@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from fl_lightning.core.errors import RankError
-from fl_lightning.core.parent_process import outlive_parent
-from fl_lightning.core.tensor_bytes import pack, unpack
+from fl_lightning.core.processes import outlive_parent, pack, unpack
 from fl_lightning.lightning.names import lightning_module
 from fl_lightning.lightning.rank_processes import HeldSignals, announce, connect, end_at_exit, end_with_starter
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fl_lightning.core.storage.column_parts import holds_parts, joined
+from fl_lightning.core.storage.kept import holds_parts, joined
 from fl_lightning.lightning.checkpoint_io import STATE_KEY, AtomicCheckpointIO, federated_state
 from fl_lightning.lightning.names import (
     LightningDataModule,

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from fl_lightning.arguments import ANY, check, checked, shown
-from fl_lightning.core.optional_packages import how_to_install
+from fl_lightning.core.errors import how_to_install
 from fl_lightning.report.pictures import binned
 from fl_lightning.report.record import FitRecord
 from fl_lightning.report.runs_of_a_method import metrics_of, series_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fl_lightning.arguments import FILLED, checked
-from fl_lightning.core.optional_packages import how_to_install
+from fl_lightning.core.errors import how_to_install
 from fl_lightning.report import client_pictures, heat_maps, round_pictures, tables
 from fl_lightning.report.conclusion import lede
 from fl_lightning.report.number_formats import client_label, duration, isolated, percent, plural, shortened, spread

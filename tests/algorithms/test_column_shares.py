@@ -15,10 +15,9 @@ from test_contract import RULES
 
 from fl_lightning import algorithms as fl
 from fl_lightning.algorithms.base import overrides
-from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage.declared import server_state
-from fl_lightning.core.updates import UpdateMatrix
+from fl_lightning.core.updates import Columns, UpdateMatrix
 from fl_lightning.ops.slices import slice_columns, subtrees
 
 # Nine slices, the last one short; layers that cross borders, lie within a slice or are as short as a bias.

@@ -15,7 +15,7 @@ from torch import nn
 
 import fl_lightning as fl
 from fl_lightning.algorithms import DifferentialPrivacy, FedAvg
-from fl_lightning.core.columns import Columns
+from fl_lightning.core.updates import Columns
 
 accounted = pytest.mark.skipif(find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
 

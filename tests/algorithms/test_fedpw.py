@@ -7,7 +7,7 @@ from algorithm_cohorts import SIZES, make_cohort, random_rows
 
 from fl_lightning.algorithms import FedAvg, FedPW
 from fl_lightning.algorithms.fedpw import smallest
-from fl_lightning.core.columns import Columns
+from fl_lightning.core.updates import Columns
 
 CUTS = np.cumsum(SIZES)[:-1]
 

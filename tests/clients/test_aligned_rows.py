@@ -19,7 +19,7 @@ from worker_processes import FORKS, TWO
 import fl_lightning as fl
 from fl_lightning.algorithms import ClientReport, ClientRule, FedAvg
 from fl_lightning.clients.workers import process
-from fl_lightning.core.aligned import ALIGNMENT
+from fl_lightning.core.tensors import ALIGNMENT
 from fl_lightning.data.cohort_samplers import Selection
 
 PLACES, CLIENT = 6, 5  # of clients 0 to 10, who come in the order of their ids

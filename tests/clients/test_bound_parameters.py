@@ -8,7 +8,7 @@ from torch import nn
 
 import fl_lightning as fl
 from fl_lightning.clients.bound_parameters import BoundParameters
-from fl_lightning.core.aligned import ALIGNMENT
+from fl_lightning.core.tensors import ALIGNMENT
 
 
 def net():

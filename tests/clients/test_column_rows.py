@@ -14,8 +14,8 @@ from torch import nn
 
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.ranks.column_rows import ColumnRows, RowExchange
-from fl_lightning.core.columns import Columns
 from fl_lightning.core.errors import RankError
+from fl_lightning.core.updates import Columns
 
 SECONDS = 30
 FEATURES = 40_000

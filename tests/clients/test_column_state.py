@@ -11,9 +11,9 @@ from test_column_rows import Network, Ranks
 from fl_lightning.algorithms import ClientRule
 from fl_lightning.algorithms.records import Federation
 from fl_lightning.clients.ranks.column_rows import ColumnState
-from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage.declared import per_client, server_state
+from fl_lightning.core.updates import Columns
 
 LAYOUT = ParamLayout.from_sizes((20_000, 13, 3))
 OWNERS = {4: 1, 0: 0, 2: 1, 7: 0}

@@ -26,7 +26,7 @@ from rank_runs import (
 )
 
 import fl_lightning as fl
-from fl_lightning.core.fair_shares import fair_shares
+from fl_lightning.core.processes import fair_shares
 from fl_lightning.lightning.shared_by_ranks import metrics_apart
 from fl_lightning.lightning.single_device import check_devices
 

@@ -19,8 +19,8 @@ import fl_lightning as fl
 from fl_lightning.clients.base import CohortRunner, Executor
 from fl_lightning.clients.visits import Replays, Visits
 from fl_lightning.clients.workers import process
-from fl_lightning.core.aligned import padded
 from fl_lightning.core.seeding import derive_seed
+from fl_lightning.core.tensors import padded
 from fl_lightning.data.cohort_samplers import UniformSampler
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are made by fork")

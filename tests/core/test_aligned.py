@@ -4,7 +4,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fl_lightning import ops
-from fl_lightning.core.aligned import ALIGNMENT, aligned, empty_rows, empty_tensors
+from fl_lightning.core.tensors import ALIGNMENT, aligned, empty_rows, empty_tensors
 
 
 def off_line(tensors):

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from fl_lightning.core.digest import checksum
+from fl_lightning.core.tensors import checksum
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.uint8)
 

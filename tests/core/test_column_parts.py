@@ -7,8 +7,8 @@ from threading import Barrier
 import pytest
 import torch
 
-from fl_lightning.core.columns import Columns
-from fl_lightning.core.storage.column_parts import ColumnPart, for_columns, holds_parts, in_columns, joined
+from fl_lightning.core.storage.kept import ColumnPart, for_columns, holds_parts, in_columns, joined
+from fl_lightning.core.updates import Columns
 
 TOTAL = 50_000
 NAMES = ("momentum", "history.rows", "counts", "pair", "nothing", "absent", "history.absent")

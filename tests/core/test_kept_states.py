@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from fl_lightning.core.storage.kept_states import KeptStates
+from fl_lightning.core.storage.files import KeptStates
 
 
 @pytest.mark.parametrize("in_files", [False, True])

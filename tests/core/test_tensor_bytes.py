@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core.tensor_bytes import pack, unpack
+from fl_lightning.core.processes import pack, unpack
 
 CPU = torch.device("cpu")
 

@@ -18,8 +18,9 @@ from torchmetrics import CatMetric, Metric, SumMetric
 from visit_variants import VARIANTS, WIDTH, Pair, Together
 
 import fl_lightning as fl
-from fl_lightning.federation.module_state import AwayModule, HomeModule
+from fl_lightning.federation.module_changes import AwayModule
 from fl_lightning.federation.plain_values import Reader, StaysError, Writer
+from fl_lightning.federation.served_model import HomeModule
 
 pytestmark = pytest.mark.filterwarnings("ignore:what training gathers in (Together|Gathers) goes to the server")
 PARTS = torch.arange(44).split([12, 9, 23])

@@ -15,8 +15,7 @@ from test_federated_server import Own, made_server, one_round
 import fl_lightning as fl
 from fl_lightning.algorithms import AFL, FedAvg, FedLF
 from fl_lightning.core.records import EvaluationRecord
-from fl_lightning.federation.server_run import ServerRun, joined
-from fl_lightning.federation.server_trainer import ServerTrainer
+from fl_lightning.federation.server_run import ServerRun, ServerTrainer, joined
 from fl_lightning.report.callbacks import ClientTable, FitRecorder
 from fl_lightning.report.callbacks.client_table import format_client_table
 

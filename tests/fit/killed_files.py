@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from support import Classifier, federated_blobs, fresh, quiet_trainer
 
 import fl_lightning as fl
-from fl_lightning.core.storage.model_files import ClientFiles
+from fl_lightning.core.storage.per_client import ClientFiles
 
 ROUNDS, DEATH = 5, 3
 

@@ -9,7 +9,7 @@ from test_telemetry import Watch, Witness
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.core.columns import Columns
+from fl_lightning.core.updates import Columns
 from fl_lightning.fit.effective_conflicts import EffectiveConflicts
 
 

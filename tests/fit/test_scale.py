@@ -14,7 +14,7 @@ from support import CLASSES, FEATURES, Classifier, blobs, fit, fresh
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.core.aligned import padded
+from fl_lightning.core.tensors import padded
 
 CLIENTS, SAMPLES = 10_000, 10
 ALLOWED = CLIENTS * (1000 + 8 * SAMPLES)  # bytes: 1 kB per client, 8 bytes per sample

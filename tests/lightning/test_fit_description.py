@@ -11,7 +11,7 @@ from support import reload
 
 import fl_lightning as fl
 from fl_lightning.algorithms import AFL, SCAFFOLD, FedAvg, FedLF, FedProx
-from fl_lightning.core.digest import digest
+from fl_lightning.core.tensors import digest
 from fl_lightning.lightning.fit_description import plain
 
 

@@ -8,13 +8,13 @@ ROWS = "tests/clients/test_column_rows.py"
 RANKS = "tests/clients/test_ranks.py"
 
 columns = In(
-    "fl_lightning/core/columns.py",
+    "fl_lightning/core/updates.py",
     f"tests/core/test_column_parts.py {SHARES} -k '(same_bits and (FedLF-needed or FedHEAL or FedMDFG)) "
     "or where_slices or travel or any_number'",
 )
 rows = In("fl_lightning/clients/ranks/column_rows.py", ROWS)
 state = In("fl_lightning/clients/ranks/column_rows.py", "tests/clients/test_column_state.py")
-files = In("fl_lightning/core/storage/column_parts.py", "tests/core/test_column_parts.py")
+files = In("fl_lightning/core/storage/kept.py", "tests/core/test_column_parts.py")
 ranked = In("fl_lightning/clients/ranks/ranked_runner.py", f"{RANKS} -k 'bits_of_one and 2'")
 together = In("fl_lightning/clients/ranks/ranked_runner.py", "tests/clients/test_ranked_runner.py")
 asked = In(
@@ -25,14 +25,14 @@ MUTATIONS = [
     columns("the last slice, which is short, is left out", "«-(-total // width)→total // width»"),
     columns("shares are cut within slices", "share «// shares * width→* width // shares»"),
     columns("the last share is longer than the vector", "* width, «→2 * »total) for share"),
-    columns("a share has one column more", "return end - begin«→ + 1»\n"),
-    columns("a part is one of rows", "values[«..., →»begin:end]"),
+    columns("a share has one column more", "len(range(*self.span))«→ + 1»"),
+    columns("a part is one of rows", "values[«..., →»slice(*self.span)]"),
     columns(
         "all shares are as long as this one",
         "«[end - begin for begin, end in self.spans]→[self.numel] * len(self.spans)»",
     ),
-    columns("a segment that began before is left out", "«bisect_right(starts, begin) - 1→bisect_left(starts, begin)»"),
-    columns("a segment that begins at the end is sent, too", "«bisect_left→bisect_right»(starts, end)"),
+    columns("a segment that began before is left out", "«bisect_right(starts, a) - 1→bisect_left(starts, a)»"),
+    columns("a segment that begins at the end is sent, too", "«bisect_left→bisect_right»(starts, b)"),
     columns("segments are those of the whole share", "_within(starts, «a, b→begin, end»))[at]"),
     columns("sums are those of the first segments", "whole[«at→: len(segments)»] = segments"),
     columns("an empty share sends sums", "_within(starts, begin, begin))«[:0]→»"),

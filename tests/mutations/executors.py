@@ -18,9 +18,7 @@ process = In(
     "fl_lightning/clients/workers/process.py",
     f"tests/clients/test_parallel_processes.py {WORKERS} -k 'processes or outlive or interrupted'",
 )
-packed = In(
-    "fl_lightning/core/tensor_bytes.py", "tests/core/test_tensor_bytes.py tests/clients/test_worker_channels.py"
-)
+packed = In("fl_lightning/core/processes.py", "tests/core/test_tensor_bytes.py tests/clients/test_worker_channels.py")
 executor = In(
     "fl_lightning/clients/workers/runner.py",
     "tests/clients/test_aligned_rows.py tests/clients/test_parallel.py -k boundaries",

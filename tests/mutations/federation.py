@@ -178,7 +178,7 @@ MUTATIONS = [
     ),
     closing(
         "rows are in the order of the answers",
-        "self.form.upload(given[client], «place→len(current.uploads)», self.rows)",
+        "«self.cohort.index(client)→len(self._uploads)», client",
         unseen="no result depends on where a row lies",
     ),
     closing("samples of all are those of the trial before", "        self«.server.cohorts.num_samples = self→»"),

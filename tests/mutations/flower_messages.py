@@ -7,15 +7,15 @@ ROOM, TESTS = "fl_lightning/federation/flower", "tests/federation/flower"
 FAULTS, PIECES, RECORDS = (f"{TESTS}/test_{name}.py" for name in ("faults", "pieces", "records"))
 
 mailbox = In(
-    f"{ROOM}/mailbox.py", f"{PIECES} {FAULTS} -k 'test_pieces or late_and or silent_rounds'", needs="flwr.serverapp"
+    f"{ROOM}/nodes.py", f"{PIECES} {FAULTS} -k 'test_pieces or late_and or silent_rounds'", needs="flwr.serverapp"
 )
 members = In(
     f"{ROOM}/nodes.py",
     f"{PIECES} {FAULTS} -k 'test_pieces or comes_back or is_not_there or waited_for_once or keys_bind'",
     needs="flwr.serverapp",
 )
-packing = In(f"{ROOM}/packing.py", RECORDS, needs="flwr.serverapp")
-protocol = In(f"{ROOM}/protocol.py", RECORDS, needs="flwr.serverapp")
+packing = In(f"{ROOM}/messages.py", RECORDS, needs="flwr.serverapp")
+protocol = In(f"{ROOM}/messages.py", RECORDS, needs="flwr.serverapp")
 
 MUTATIONS = [
     mailbox("errors of the client app are silence", "silent=«not own→True»)"),
@@ -94,12 +94,12 @@ MUTATIONS = [
     packing("arrays of other forms are read", "«array.stype != _RAW or→»"),
     packing("fields stay beside the message", "values«.pop(entry.name)→[entry.name]» for entry"),
     packing("what is beside a message is lost", "«{**own, **besides}→own».items()"),
-    protocol("evaluations of another stage are taken", '            if «fields.get("stage") == stage→True»:\n'),
+    protocol("evaluations of another stage are taken", '            if «found.get("stage") == stage→True»:\n'),
     protocol(
         "evaluations are of no client in particular",
-        'return evaluation(fields, «client_id→fields["client_ids"][0]», index, stage)',
+        'return evaluation(found, «client_id→found["client_ids"][0]», index, stage)',
     ),
-    protocol("stale evaluations are taken", 'return evaluation(fields, client_id, «index→fields["round"]», stage)'),
+    protocol("stale evaluations are taken", 'return evaluation(found, client_id, «index→found["round"]», stage)'),
     protocol("a stage may be evaluated twice", "if «len(set(self.stages)) < len(self.stages)→False»:"),
     protocol("an order may hold anything", "@«checked()\n@→»dataclass(frozen=True)\nclass Order"),
     protocol("an answer may hold anything", "@«checked()\n@→»dataclass(frozen=True)\nclass Answer"),

@@ -8,7 +8,7 @@ CLIENT, SERVER = "tests/federation/test_federated_client.py", "tests/federation/
 SCHEDULES = "tests/federation/test_client_schedules.py"
 
 answers = In(
-    "fl_lightning/federation/client_messages.py", f"{COUNTS} {DOOR} -k 'test_server_counts or no_loss or that_is_none'"
+    "fl_lightning/federation/closing.py", f"{COUNTS} {DOOR} -k 'test_server_counts or no_loss or that_is_none'"
 )
 known = In(
     "fl_lightning/federation/registered_clients.py",
@@ -34,11 +34,11 @@ MUTATIONS = [
     ranks("nothing is said of adapters of another rank", '".«lora_→lora_A_»" in'),
     answers(
         "answers of other rounds are taken",
-        "«(answer.client_id, answer.round) != (client, self.round)→answer.client_id != client»",
+        "«(answer.client_id, answer.round) != (client, index)→answer.client_id != client»",
     ),
     answers(
         "answers of other clients are taken",
-        "«(answer.client_id, answer.round) != (client, self.round)→answer.round != self.round»",
+        "«(answer.client_id, answer.round) != (client, index)→answer.round != index»",
     ),
     answers("clients without data are taken", "        if answer.size < «1→0»:\n"),
     answers("answers without a loss are taken", '("loss",) * «needs.losses→0»'),
@@ -55,14 +55,14 @@ MUTATIONS = [
     answers("complex extras are taken", "if «any(value.is_complex() for value in answer.extras.values())→False»:"),
     answers(
         "buffers are not compared with the module's",
-        "            «self.bank.report_with(answer.size, answer.buffers)→pass»\n        except",
+        "except «(ValueError, KeyError)→KeyboardInterrupt» as error:",
     ),
     answers("odd answers are taken", "        odd = «_odd_ones(fitting)→{}»\n"),
     answers("the few decide what is odd", "most_common«(1)[0]→()[-1]»[0]"),
     answers("names of companions do not tell what is odd", "«            tuple(sorted(answer.companions)),\n→»"),
     answers("extras do not tell what is odd", "for name, value in «answer.extras→{}».items())"),
     answers("learning rates do not tell what is odd", "«            answer.client_lr is None,\n→»"),
-    answers("an upload has the first row", "rows.row(«place→0»).copy_(answer.update)"),
+    answers("an upload has the first row", "self.rows.row(«upload.index→0»).copy_("),
     answers("an update is added with the wrong sign", "copy_(«→-»answer.update)"),
     answers(
         "a client that does not say its loss is taken",
@@ -94,7 +94,10 @@ MUTATIONS = [
         "«self._known[k].name if k in self._known→"
         "list(self._known.values())[k].name if k < len(self._known)» else str(k)",
     ),
-    known("sizes of strangers are kept", "            if «client in self._known→True»:\n                self"),
+    known(
+        "sizes of strangers are kept",
+        "            if «client in self._known and self._known[client].size != answer.size→True»:\n",
+    ),
     door("evaluations of other rounds are taken", "((client_id,), «index→record.round», stage)"),
     door("evaluations of other clients are taken", "(«(client_id,)→record.client_ids», index, stage)"),
     door("evaluations of other stages are taken", "((client_id,), index, «→record.»stage)"),
@@ -119,7 +122,9 @@ MUTATIONS = [
         "tensors that take no memory are read",
         "«value.numel() * value.element_size() > value.untyped_storage().nbytes()→False»",
     ),
-    door("an object of another class is a message", "    elif «isinstance(found, kind)→hasattr(found, '__dict__')»:\n"),
+    door(
+        "an object of another class is a message", "    if not «isinstance(found, kind)→hasattr(found, '__dict__')»:\n"
+    ),
     messages("a round after the last is trained", "self.rounds <«=→» self.round:"),
     messages("this round may have counted already", "self.counted >«=→» self.round:"),
     messages("parameters of another shape are trained", "«self.params.shape != theta.shape or →»"),

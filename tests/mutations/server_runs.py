@@ -6,7 +6,7 @@ from mutations.change import In
 RUN = "tests/federation/test_server_run.py"
 
 run = In("fl_lightning/federation/server_run.py", RUN)
-trainer = In("fl_lightning/federation/server_trainer.py", RUN)
+trainer = In("fl_lightning/federation/server_run.py", RUN)
 template = In(
     "fl_lightning/federation/flower_template.py", "tests/federation/test_flower_template.py -k 'not lint and not runs'"
 )
@@ -100,9 +100,9 @@ MUTATIONS = [
     trainer("the folder is the one above that of the run", "logger.«log_dir or logger.→»save_dir"),
     trainer("the folder is that of the run alone", "logger.log_dir« or logger.save_dir→»"),
     trainer("a learning rate that nobody knows is one", "[«] if rate is None else [→»Simple"),
-    trainer(
+    run(
         "all sizes are in the order of the answers",
-        "self.sizes = tuple(server.client_names), server.client_sizes«→.sort()[0]»",
+        "names, sizes = tuple(self._server.client_names), self._server.client_sizes«→.sort()[0]»",
     ),
     trainer("rounds are those that are left", "self.max_epochs, self.default_root_dir = rounds«→ - server.round - 1»,"),
     template("any name is taken", "if «not _NAME.fullmatch(name)→False»:"),

@@ -4,12 +4,12 @@
 from mutations.change import In
 
 rows = In("fl_lightning/core/storage/row_history.py", "tests/core/test_row_history.py")
-cache = In("fl_lightning/core/storage/gram_cache.py", "tests/core/test_row_history.py")
+cache = In("fl_lightning/core/storage/row_history.py", "tests/core/test_row_history.py")
 by_client = In("fl_lightning/core/storage/per_client.py", "tests/core/test_per_client.py")
 PRIVATE = "tests/fit/test_damaged_files.py -k '{} or owner_only'"
-kept = In("fl_lightning/core/storage/kept_states.py", f"tests/core/test_kept_states.py {PRIVATE.format('kept_states')}")
+kept = In("fl_lightning/core/storage/files.py", f"tests/core/test_kept_states.py {PRIVATE.format('kept_states')}")
 models = In(
-    "fl_lightning/core/storage/model_files.py", f"tests/core/test_client_models.py {PRIVATE.format('client_models')}"
+    "fl_lightning/core/storage/per_client.py", f"tests/core/test_client_models.py {PRIVATE.format('client_models')}"
 )
 files = In("fl_lightning/core/storage/files.py", "tests/fit/test_damaged_files.py")
 

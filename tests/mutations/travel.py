@@ -5,29 +5,28 @@ from mutations.change import In
 
 STATE = "tests/federation/test_module_state.py"
 
-away = In(
-    "fl_lightning/federation/module_state.py",
+changes = In(
+    "fl_lightning/federation/module_changes.py",
     "tests/federation/test_module_state.py -k 'lists_and_metrics or gets_its or lies or evaluated or grows'",
 )
-changes = In("fl_lightning/federation/module_changes.py", away.tests)
-names = In("fl_lightning/federation/module_state.py", "tests/federation/test_module_state.py -k named_once")
-counts = In("fl_lightning/federation/module_changes.py", names.tests)
+saved = In("fl_lightning/federation/served_model.py", changes.tests)
+counts = In("fl_lightning/federation/module_changes.py", "tests/federation/test_module_state.py -k named_once")
 home = In(
-    "fl_lightning/federation/module_state.py", f"{STATE} -m 'not slow' -k 'not ends_a_federation and not privacy'"
+    "fl_lightning/federation/served_model.py", f"{STATE} -m 'not slow' -k 'not ends_a_federation and not privacy'"
 )
 kept = In(
     "fl_lightning/federation/module_changes.py", f"{STATE} -m 'not slow' -k 'not ends_a_federation and not privacy'"
 )
 
 MUTATIONS = [
-    away(
+    changes(
         "a client does not take what rounds have left",
         "            «kept.apply(change)→pass»\n        self._visit.begin()\n",
     ),
-    away("a client's module keeps what a visit left", "        «self._outer.put_back()→pass»\n"),
+    changes("a client's module keeps what a visit left", "        «self._outer.put_back()→pass»\n"),
     changes("what hooks make is not sent", "            if «key in now→False»:\n"),
     changes("what metrics gather is not sent", "        if «share.updates→False»:\n"),
-    away("metrics are not saved", "found = «state.metrics.values() if metrics else →»()"),
+    saved("metrics are not saved", "found = «state.metrics.values() if metrics else →»()"),
     changes("states of metrics may have any shape", "«value.shape == default.shape and →»"),
     changes("changes are not tried", "                «kept.apply(change)→pass»\n            finally"),
     changes("the first that is too large stays", "    «tasks.sort(key=lambda task: sum(map(_weight, task[1])))→pass»"),
@@ -35,17 +34,17 @@ MUTATIONS = [
         "what training gathers is sent without a word",
         "«            gathered[attribute] += 0 if count is None else count + writer.gathered - before\n→»",
     ),
-    names("what was said is said again", 'if «f"{name}: {words}" not in self._said→True»'),
-    away("what is too large grows on", "«            self._forget(name)\n→»"),
-    home("the visit is not looked at", "«        self._visit.begin()\n→»"),
-    home("what a message cannot hold stays without a word", "self._stays, self._gathered = «alone | →»stays, gathered"),
-    home("why something stays is lost", "self._stays, self._gathered = alone« | stays→», gathered"),
-    home(
+    counts("what was said is said again", 'if «f"{name}: {words}" not in self._said→True»'),
+    saved("what is too large grows on", "«            self._forget(name)\n→»"),
+    kept("the visit is not looked at", "«        self._visit.begin()\n→»"),
+    kept("what a message cannot hold stays without a word", "self._stays, self._gathered = «alone | →»stays, gathered"),
+    kept("why something stays is lost", "self._stays, self._gathered = alone« | stays→», gathered"),
+    kept(
         "metrics that cannot be joined stay without a word",
         '«        alone |= dict.fromkeys(left.ran_on, "a metric whose states cannot be joined")\n→»',
     ),
-    home("who changes nothing else says nothing", "            «self._stays = alone\n            →»return {}\n"),
-    home(
+    kept("who changes nothing else says nothing", "            «self._stays = alone\n            →»return {}\n"),
+    kept(
         "what the server has made is not known",
         '                «attributes |= {f"{owner}.{key}" if owner else key for key in parts[0][::2]}→pass»\n',
     ),
@@ -63,7 +62,7 @@ MUTATIONS = [
     home("what the server lacks is not named", "        for name in «sorted(lacking)→()»:\n"),
     home("what was there before a restart stays", "«        self._first.state.put_back()\n→»"),
     home("metrics are added to what is there", "            «metric.reset()\n            →»share"),
-    home("metrics are lost in a restart", "            «share.add_to(metric)→pass»\n"),
+    home("what metrics have gathered is lost in a restart", "            «share.add_to(metric)→pass»\n"),
     home("changes are lost in a restart", "            «kept.apply(change)→pass»\n        for metric"),
     kept("objects of one name are one", "«            count[kept.name] += 1\n→»"),
     kept("parameters are not known", '«("parameter", part._parameters), →»'),

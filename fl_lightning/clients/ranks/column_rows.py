@@ -13,12 +13,10 @@ from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import Federation
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.update_rows import UpdateRows
-from fl_lightning.core.aligned import empty_rows
-from fl_lightning.core.columns import Columns
-from fl_lightning.core.digest import checksum
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.storage import kept
-from fl_lightning.core.updates import UpdateMatrix
+from fl_lightning.core.tensors import checksum, empty_rows
+from fl_lightning.core.updates import Columns, UpdateMatrix
 from fl_lightning.lightning.ranks import Pending, Ranks
 
 

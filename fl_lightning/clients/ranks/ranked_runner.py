@@ -14,9 +14,9 @@ from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.ranks.column_rows import ColumnRows, ColumnState, RowExchange, SentRows
 from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.clients.visits import Outcome, Replays, Visits, portable
-from fl_lightning.core.columns import Columns
 from fl_lightning.core.errors import ModuleError, RankError
-from fl_lightning.core.fair_shares import fair_shares
+from fl_lightning.core.processes import fair_shares
+from fl_lightning.core.updates import Columns
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.inspection import users_callback
 from fl_lightning.lightning.names import Callback

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.core.parent_process import end_with_parent
-from fl_lightning.core.tensor_bytes import pack, unpack
+from fl_lightning.core.processes import end_with_parent, pack, unpack
 
 
 @dataclass(frozen=True)

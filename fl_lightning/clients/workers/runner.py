@@ -23,7 +23,7 @@ from fl_lightning.clients.visits import Outcome, Replays
 from fl_lightning.clients.workers import process
 from fl_lightning.clients.workers.pool import WorkerPool
 from fl_lightning.clients.workers.worker import STOP, RoundDone, Worker, WorkerReady
-from fl_lightning.core.aligned import padded
+from fl_lightning.core.tensors import padded
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.inspection import profiler_of, step_hooks, users_callback
 from fl_lightning.lightning.names import rank_zero_info

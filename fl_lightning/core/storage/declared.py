@@ -24,8 +24,7 @@ from torch import Tensor
 
 from fl_lightning.arguments import ANY, checked, shown
 from fl_lightning.core.model_snapshot import Snapshot
-from fl_lightning.core.storage.model_files import ClientFiles
-from fl_lightning.core.storage.per_client import ByClient, PerClient, plain, restored
+from fl_lightning.core.storage.per_client import ByClient, ClientFiles, PerClient, plain, restored
 from fl_lightning.core.storage.row_history import RowHistory
 
 T = TypeVar("T")

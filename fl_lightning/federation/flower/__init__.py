@@ -4,7 +4,7 @@
 Uses the rest of ``federation`` and the rooms below it.
 """
 
-from fl_lightning.core.optional_packages import how_to_install
+from fl_lightning.core.errors import how_to_install
 
 try:
     import flwr as _flwr  # noqa: F401

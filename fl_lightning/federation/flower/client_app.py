@@ -19,8 +19,18 @@ from fl_lightning.arguments import ANY, FILLED, checked
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.federation.door import said
 from fl_lightning.federation.federated_client import FederatedClient
-from fl_lightning.federation.flower.packing import packed, taken, unpacked
-from fl_lightning.federation.flower.protocol import FAILED, HELLO, LOSS, Answer, Loss, Order, Origin
+from fl_lightning.federation.flower.messages import (
+    FAILED,
+    HELLO,
+    LOSS,
+    Answer,
+    Loss,
+    Order,
+    Origin,
+    packed,
+    taken,
+    unpacked,
+)
 from fl_lightning.federation.messages import ServerMessage
 from fl_lightning.lightning.names import LightningModule, rank_zero_info
 

@@ -16,14 +16,11 @@ from torch import Tensor
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Reads
 from fl_lightning.arguments import ANY, Bounds, Example, altered, checked
-from fl_lightning.core.client_names import client_label
-from fl_lightning.core.records import EvaluationRecord, RoundRecord
+from fl_lightning.core.records import EvaluationRecord, RoundRecord, client_label
 from fl_lightning.federation.door import MisfitError, said
 from fl_lightning.federation.federated_server import FederatedServer
-from fl_lightning.federation.flower.mailbox import Mailbox, Reply
-from fl_lightning.federation.flower.nodes import Members
-from fl_lightning.federation.flower.packing import packed, taken, unpacked
-from fl_lightning.federation.flower.protocol import LOSS, Answer, Loss, Order, Origin
+from fl_lightning.federation.flower.messages import LOSS, Answer, Loss, Order, Origin, packed, taken, unpacked
+from fl_lightning.federation.flower.nodes import Mailbox, Members, Reply
 from fl_lightning.federation.server_run import ServerRun
 from fl_lightning.lightning.names import Callback, LightningModule, Logger, rank_zero_info, rank_zero_warn
 from fl_lightning.metrics.functional import Mode

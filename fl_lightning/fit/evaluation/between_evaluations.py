@@ -15,7 +15,7 @@ from weakref import ref
 
 from fl_lightning.clients.visits import portable
 from fl_lightning.core.errors import RankError
-from fl_lightning.core.fair_shares import fair_shares
+from fl_lightning.core.processes import fair_shares
 from fl_lightning.fit.evaluation.client_parts import ClientPart, ClientParts
 from fl_lightning.fit.loaders import EvaluationLoader
 from fl_lightning.lightning.batches import num_loaders

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.arguments import altered
-from fl_lightning.core.client_names import named
-from fl_lightning.core.records import EvaluationRecord
+from fl_lightning.core.records import EvaluationRecord, named
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.evaluation.between_evaluations import Notices

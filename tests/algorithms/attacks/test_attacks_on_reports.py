@@ -14,7 +14,7 @@ from watching import Recorder
 
 import fl_lightning as fl
 from fl_lightning.algorithms.attacks.colluding import hidden_deviations
-from fl_lightning.core.columns import Columns
+from fl_lightning.core.updates import Columns
 
 
 def first_round(attack=None, **options):

@@ -10,7 +10,7 @@ from guard_cohorts import crowd
 from fl_lightning import guards
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage import kept
-from fl_lightning.core.storage.column_parts import in_columns
+from fl_lightning.core.storage.kept import in_columns
 
 GUARDS = {
     "NormClipping": lambda: guards.NormClipping(5.0),

@@ -19,8 +19,7 @@ import fl_lightning as fl
 from fl_lightning.algorithms import SCAFFOLD, Ditto, FedAvg, FedLF, FedMDFG, QFedAvg
 from fl_lightning.core.storage import kept
 from fl_lightning.federation.flower import FairStrategy
-from fl_lightning.federation.flower.packing import packed, taken, unpacked
-from fl_lightning.federation.flower.protocol import Answer
+from fl_lightning.federation.flower.messages import Answer, packed, taken, unpacked
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:client \\d is left out of round",

@@ -18,8 +18,7 @@ from support import fresh
 
 from fl_lightning.algorithms import SCAFFOLD, FedMDFG
 from fl_lightning.federation.flower import FairStrategy
-from fl_lightning.federation.flower.packing import packed, unpacked
-from fl_lightning.federation.flower.protocol import Nothing
+from fl_lightning.federation.flower.messages import Nothing, packed, unpacked
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:client \\d .*is left out of round",

@@ -12,8 +12,7 @@ from support import federated_blobs, fresh
 import fl_lightning as fl
 from fl_lightning.algorithms import FedAvg, FedMDFG
 from fl_lightning.federation.flower import FairStrategy, lightning_client_app
-from fl_lightning.federation.flower.packing import packed, taken, unpacked
-from fl_lightning.federation.flower.protocol import FAILED, Answer, Loss, Order, Origin
+from fl_lightning.federation.flower.messages import FAILED, Answer, Loss, Order, Origin, packed, taken, unpacked
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:client .* is left out of round", "ignore:round \\d had", "ignore:FedMDFG asks clients for losses"

@@ -15,10 +15,18 @@ from support import fresh
 import fl_lightning as fl
 from fl_lightning.algorithms import Ditto, FedAvg, FedMDFG
 from fl_lightning.federation.flower import client_id_of, lightning_client_app
-from fl_lightning.federation.flower.mailbox import Mailbox
-from fl_lightning.federation.flower.nodes import Members
-from fl_lightning.federation.flower.packing import packed, taken, unpacked
-from fl_lightning.federation.flower.protocol import FAILED, Answer, Loss, Nothing, Order, Origin
+from fl_lightning.federation.flower.messages import (
+    FAILED,
+    Answer,
+    Loss,
+    Nothing,
+    Order,
+    Origin,
+    packed,
+    taken,
+    unpacked,
+)
+from fl_lightning.federation.flower.nodes import Mailbox, Members
 
 # ---- nodes
 

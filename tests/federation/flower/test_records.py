@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from visit_variants import WIDTH, Together
 
 import fl_lightning as fl
-from fl_lightning.federation.flower.packing import _FORMAT, packed, taken, unpacked
-from fl_lightning.federation.flower.protocol import Answer, Loss, Order, Origin
+from fl_lightning.federation.flower.messages import _FORMAT, Answer, Loss, Order, Origin, packed, taken, unpacked
 
 TREE = {
     "a.b": torch.tensor([1.0, 2.0]), "a": {"b": torch.tensor([3.0]), "b'": torch.tensor([4.0])},

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects as bytes, for processes that exchange many small tensors; these keep their memory formats.
-
-A file of ``torch.save`` has an entry of more than a kilobyte for each tensor, and reading it takes some ten times as
-long as reading these bytes.
-"""
+"""What processes that work together need: objects as bytes, fair shares of the work, and an end with the first one."""
 
 from __future__ import annotations
 
 import copyreg
+import ctypes
+import heapq
 import io
+import os
 import pickle
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,11 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+# ---- bytes, for many small tensors
+
 
 def pack(value: object, places: Mapping[int, int] | None = None) -> bytes:
-    """The bytes of an object. What a process has on a GPU comes to the GPU of the process that unpacks it.
+    """The bytes of an object. Tensors keep their memory formats, and come from a GPU to that of who unpacks them.
 
-    ``places`` are those of objects that the other process has, too, by their ids.
+    A file of ``torch.save`` has an entry of more than a kilobyte for each tensor, and reading it takes some ten times
+    as long as reading these bytes. ``places`` are those of objects that the other process has, too, by their ids.
     """
     buffer = io.BytesIO()
     packer = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL) if places is None else _Packer(buffer, places)
@@ -102,3 +105,38 @@ def _tensor(
         values = flat.view([shape[dimension] for dimension in order]).permute(places)
     values = values if on_cpu else values.to(device)
     return nn.Parameter(values, requires_grad) if is_parameter else values.requires_grad_(requires_grad)
+
+
+# ---- work and ends
+
+
+def fair_shares(costs: Sequence[int], ranks: int) -> list[list[int]]:
+    """Clients per rank, ascending, whose costs differ little: the dearest first, each to whoever has least."""
+    found: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [(0, rank) for rank in range(ranks)]
+    for client in sorted((c for c, cost in enumerate(costs) if cost), key=lambda client: (-costs[client], client)):
+        load, rank = heapq.heappop(loads)
+        found[rank].append(client)
+        heapq.heappush(loads, (load + costs[client], rank))
+    return [sorted(clients) for clients in found]
+
+
+_PDEATHSIG = 1  # of prctl
+
+
+def end_with_parent(parent: int) -> None:
+    """The system kills this process when its parent ends, however that comes about; at once if it has ended."""
+    _at_parents_death(signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the system was told
+        os._exit(1)
+
+
+def outlive_parent() -> None:
+    """From here on this process lives on if its parent ends."""
+    _at_parents_death(0)
+
+
+def _at_parents_death(number: int) -> None:
+    library = ctypes.CDLL(None)
+    if hasattr(library, "prctl"):
+        library.prctl(_PDEATHSIG, number)
