@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
 
 from fl_lightning.arguments.kinds import Kind, Mismatch, kind_of
 from fl_lightning.arguments.rules import ANY, Rule
-from fl_lightning.arguments.shown import shown
+from fl_lightning.arguments.values import shown
 
 C = TypeVar("C", bound=Callable[..., Any])
 P = ParamSpec("P")
