@@ -13,7 +13,7 @@ from fl_lightning.report.number_formats import STAGES, isolated, notation, numbe
 from fl_lightning.report.record import FitRecord
 from fl_lightning.report.repetitions import Repetition, Spread, mark
 from fl_lightning.report.runs_of_a_method import PERSONAL, Method, Stage, goodness, metrics_of, records_of
-from fl_lightning.report.summary import MethodSummary, summaries
+from fl_lightning.report.tables import MethodSummary, summaries
 
 LOCAL, POOLED = "local only", "pooled"
 """What the two bounds are called: each client alone, and one model on the data of all."""

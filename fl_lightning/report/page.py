@@ -17,10 +17,9 @@ from fl_lightning.core.optional_packages import how_to_install
 from fl_lightning.report import client_pictures, heat_maps, round_pictures, tables
 from fl_lightning.report.conclusion import lede
 from fl_lightning.report.number_formats import client_label, duration, isolated, percent, plural, shortened, spread
-from fl_lightning.report.pictures import COLORS, Picture
+from fl_lightning.report.pictures import COLORS, DARK, FONTS, LIGHT, Picture
 from fl_lightning.report.record import FitRecord
 from fl_lightning.report.runs_of_a_method import Method, Stage, by_method, shown_stage
-from fl_lightning.report.style import DARK, FONTS, LIGHT
 from fl_lightning.report.tables import Part, Summary
 
 if TYPE_CHECKING:
