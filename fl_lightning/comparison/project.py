@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import torch
@@ -47,16 +47,6 @@ class Parts:
     trainer: Trainer
 
 
-class Project(Protocol):
-    """Makes the parts of runs."""
-
-    def build(self, run: Run, strategy: FederatedStrategy, root: Path) -> Parts:
-        """Makes all parts anew, after seeding, in a ``default_root_dir``; the strategy has no ``partition``."""
-
-    def configuration(self) -> Mapping[str, Any]:
-        """Whatever changes results, in plain values by name; the strategies apart."""
-
-
 class ObjectProject:
     """A project in Python objects, as :func:`fl_lightning.compare` takes them."""
 
@@ -73,7 +63,7 @@ class ObjectProject:
         self._trained = WeakValueDictionary[int, nn.Parameter]()
 
     def build(self, run: Run, strategy: FederatedStrategy, root: Path) -> Parts:
-        """Seeds, and calls the functions."""
+        """Makes all parts anew, after seeding, in a ``default_root_dir``; the strategy has no ``partition``."""
         seed_all(run.seed, torch.device("cpu"))
         rate = {} if run.learning_rate is None else {rate_name(self._model): run.learning_rate}
         module = self._model(**rate)
@@ -91,7 +81,7 @@ class ObjectProject:
         return Parts(module, divided(data, module, self._partition, self._seed, run.division), bare(trainer))
 
     def configuration(self) -> Mapping[str, Any]:
-        """What can be said of functions and objects: their names and arguments."""
+        """Whatever changes results, the strategies apart: of functions and objects, their names and arguments."""
         given = {"model": self._model, "data": self._data, "trainer": self._trainer}
         return described_each("", given | division(self._partition, self._seed))
 
@@ -189,6 +179,10 @@ def _cli(arguments: Any, **replaced: Any) -> Any:
         args=arguments,
         parser_kwargs={"prog": "python -m fl_lightning compare"},
     )
+
+
+Project: TypeAlias = ObjectProject | YamlProject
+"""Makes the parts of runs."""
 
 
 def rate_name(model: Callable[..., Any]) -> str:

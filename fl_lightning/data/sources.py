@@ -40,7 +40,8 @@ class StageLoaders(LightningDataModule):
         self.owners = dict(owners)
         # What errors call loaders that are no module's; by default as Trainer.fit does.
         self.names = {stage: f"{stage}_dataloaders" for stage in STAGES} if names is None else names
-        hide(self, [f"{stage}_dataloader" for stage in STAGES if stage not in owners])
+        for stage in owners:
+            setattr(self, f"{stage}_dataloader", partial(self._loaders, stage))
 
     @classmethod
     def of_module(cls, module: LightningModule) -> StageLoaders:
@@ -81,22 +82,6 @@ class StageLoaders(LightningDataModule):
     def _loaders(self, stage: str) -> Any:
         owner = self.owners[stage]
         return getattr(owner, f"{stage}_dataloader")() if is_module(owner) else owner
-
-    def train_dataloader(self) -> Any:
-        """The training loader."""
-        return self._loaders("train")
-
-    def val_dataloader(self) -> Any:
-        """The validation loader."""
-        return self._loaders("val")
-
-    def test_dataloader(self) -> Any:
-        """The test loader."""
-        return self._loaders("test")
-
-    def predict_dataloader(self) -> Any:
-        """The loader of what to predict."""
-        return self._loaders("predict")
 
 
 def is_module(owner: object) -> bool:

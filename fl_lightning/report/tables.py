@@ -94,7 +94,7 @@ def summaries(
             seconds=nan if method.seconds is None else method.seconds,
             not_finite=len(method.fits) - len(numbers[label].get("mean", ())),
             without_value=len(everyone - several[0].intersection(*several)) if several else 0,
-            infinite=method.ends_infinite(name, stage) > 0,
+            infinite=method.ends_infinite(name, stage),
             numbers=numbers[label],
             **figures,
         )
@@ -137,6 +137,8 @@ class Part:
 class Summary:
     """The numbers that describe how each method serves the clients, and what it cost."""
 
+    metric: str
+    mode: Mode
     caption: str
     columns: Mapping[str, str]
     forms: Mapping[str, str]
@@ -166,7 +168,7 @@ def comparison(methods: Sequence[Method], stage: Stage) -> Summary | None:
         else "",
         f"No methods, but plain training to measure them by: {bounds}." if bounds else "",
     )
-    return Summary(caption, columns, forms, list(zip(methods, rows, strict=True)))
+    return Summary(metric, mode, caption, columns, forms, list(zip(methods, rows, strict=True)))
 
 
 def clients(methods: Sequence[Method], stage: Stage) -> Part:
