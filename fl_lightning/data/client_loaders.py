@@ -18,7 +18,7 @@ from fl_lightning.core.digest import digest
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.client_indices import ClientIndices
 from fl_lightning.data.labels import labels_at_hand, num_samples
-from fl_lightning.data.loader_settings import LoaderSettings
+from fl_lightning.data.sources import LoaderSettings
 
 _NAMED = 5  # samples in an error
 _CHUNK_BYTES = 16 * 2**20

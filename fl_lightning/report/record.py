@@ -205,16 +205,9 @@ class Absence:
 
 
 @checked(
-    version=Bounds(VERSION, VERSION),
-    division=Bounds(0),
-    planned_rounds=Bounds(1),
-    learning_rate=Bounds(0),
-    client_names=TEXT,
-    client_sizes=Bounds(0),
-    memory=Bounds(0),
-    command=TEXT,
-    recording_seconds=Bounds(0),
-)
+    version=Bounds(VERSION, VERSION), division=Bounds(0), planned_rounds=Bounds(1), learning_rate=Bounds(0),
+    client_names=TEXT, client_sizes=Bounds(0), memory=Bounds(0), command=TEXT, recording_seconds=Bounds(0),
+)  # fmt: skip
 @dataclass(frozen=True)
 class FitRecord:
     """Everything that a report shows of one fit.
