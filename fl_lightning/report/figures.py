@@ -43,29 +43,14 @@ def _style() -> dict[Any, Any]:
     from cycler import cycler
 
     return {
-        "axes.axisbelow": True,
-        "axes.edgecolor": LIGHT.muted,
-        "axes.grid": True,
-        "axes.labelcolor": LIGHT.ink,
-        "axes.prop_cycle": cycler(color=LIGHT.colors),
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.titlecolor": LIGHT.ink,
-        "axes.titlelocation": "left",
-        "axes.titlesize": "medium",
-        "figure.facecolor": LIGHT.paper,
-        "figure.dpi": 120,
-        "grid.color": LIGHT.grid,
-        "grid.linewidth": 0.8,
-        "legend.frameon": False,
-        "lines.linewidth": 1.8,
-        "savefig.dpi": 150,
-        "text.color": LIGHT.ink,
-        "xtick.color": LIGHT.muted,
-        "xtick.labelcolor": LIGHT.ink,
-        "ytick.color": LIGHT.muted,
+        "axes.axisbelow": True, "axes.edgecolor": LIGHT.muted, "axes.grid": True, "axes.labelcolor": LIGHT.ink,
+        "axes.prop_cycle": cycler(color=LIGHT.colors), "axes.spines.right": False, "axes.spines.top": False,
+        "axes.titlecolor": LIGHT.ink, "axes.titlelocation": "left", "axes.titlesize": "medium",
+        "figure.facecolor": LIGHT.paper, "figure.dpi": 120, "grid.color": LIGHT.grid, "grid.linewidth": 0.8,
+        "legend.frameon": False, "lines.linewidth": 1.8, "savefig.dpi": 150, "text.color": LIGHT.ink,
+        "xtick.color": LIGHT.muted, "xtick.labelcolor": LIGHT.ink, "ytick.color": LIGHT.muted,
         "ytick.labelcolor": LIGHT.ink,
-    }
+    }  # fmt: skip
 
 
 @checked(target=ANY)
