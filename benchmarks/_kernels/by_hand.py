@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks._kernels.problems import BOUNDS, ON_GRAM, PARTICIPATIONS, THRESHOLD, Problem
-from fl_lightning.ops import _common_descent, _min_norm, _reference
+from fl_lightning.ops import _gram_problems
 
 IN_FLOAT64 = (*ON_GRAM, "trimmed_mean")  # what is written here for these has float64 sums whatever is asked for
 _BLOCK = 1 << 17  # float64 numbers that are converted at a time: 1 MiB stays in a core's cache
@@ -25,11 +25,11 @@ def by_hand(op: str, problem: Problem, wide: torch.dtype) -> Callable[[], object
     """
     rows, others, gram, m = problem.rows, problem.others, problem.gram, problem.m
     if op == "project_conflicts":
-        return partial(_reference.project_conflicts, gram, problem.order, problem.fixed)
+        return partial(_gram_problems.project_conflicts, gram, problem.order, problem.fixed)
     if op == "min_norm":
-        return partial(_min_norm.min_norm, gram)
+        return partial(_gram_problems.min_norm, gram)
     if op == "common_descent":
-        return partial(_common_descent.common_descent, gram, m, None, problem.losses, **BOUNDS)
+        return partial(_gram_problems.common_descent, gram, m, None, problem.losses, **BOUNDS)
     n = problem.shape.columns
     narrow = n if rows.device.type != "cpu" else _BLOCK if op == "puc_track" else max(2048, _BLOCK // m)
     width = n if rows.dtype == wide and op != "puc_track" else narrow

@@ -22,7 +22,7 @@ from fl_lightning.comparison.runner import Runner
 from fl_lightning.core.errors import ClientError
 from fl_lightning.report import FitRecord
 from fl_lightning.report.conclusion import LOCAL
-from fl_lightning.report.summary import MethodSummary
+from fl_lightning.report.tables import MethodSummary
 
 METHODS = (REFERENCE, UNIFORM, "AFL", "FedFV", "FedMDFG", "FedLF")
 ALONE = ("Ditto, lambda 0", REFERENCE)

@@ -11,7 +11,7 @@ from benchmarks.leaderboard.bootstrap import Interval
 from benchmarks.leaderboard.standing import COLUMNS, Row, columns_of
 from benchmarks.leaderboard.suites import SEEDS
 from fl_lightning.report.figures import new_figure
-from fl_lightning.report.style import LIGHT
+from fl_lightning.report.pictures import LIGHT
 
 BETTER, WORSE, NOISE = LIGHT.colors[0], LIGHT.colors[1], LIGHT.muted
 _PANEL, _LINE, _EDGE, _NAMES = 2.7, 0.21, 1.1, 1.9  # inches

@@ -13,7 +13,7 @@ from benchmarks.leaderboard.suites import Suite
 from benchmarks.leaderboard.traffic import Traffic
 from fl_lightning.report.conclusion import LOCAL
 from fl_lightning.report.number_formats import duration, percent
-from fl_lightning.report.summary import Figure, MethodSummary
+from fl_lightning.report.tables import Figure, MethodSummary
 
 PAGE = Path(__file__).parents[2] / "docs" / "leaderboard.md"
 OVERVIEW = {

@@ -13,13 +13,12 @@ import numpy as np
 
 from benchmarks.leaderboard.bootstrap import Interval, Values, difference, mean, worst_tenth
 from benchmarks.leaderboard.suites import Suite
-from fl_lightning.comparison.plan import Plan, Run
-from fl_lightning.comparison.selection import Measure, chosen_rates
+from fl_lightning.comparison.plan import Measure, Plan, Run, chosen_rates
 from fl_lightning.report import FitRecord
 from fl_lightning.report.conclusion import LOCAL
 from fl_lightning.report.repetitions import Repetition
 from fl_lightning.report.runs_of_a_method import Method, by_method, seconds_of
-from fl_lightning.report.summary import MethodSummary, summaries
+from fl_lightning.report.tables import MethodSummary, summaries
 
 ACCURACY = Measure("mean", "val", "val_acc", "test", "test_acc", "max")
 AUROC = replace(ACCURACY, metric="test_auroc")

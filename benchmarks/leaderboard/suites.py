@@ -28,8 +28,7 @@ from benchmarks.leaderboard.methods import (
 )
 from benchmarks.leaderboard.text import CHARACTERS, CONTEXT
 from benchmarks.papers.sources import CIFAR10, FASHION, OFFICE, Source
-from fl_lightning.comparison.methods import BOUNDS, Bounding
-from fl_lightning.comparison.plan import Plan
+from fl_lightning.comparison.plan import BOUNDS, Bounding, Plan
 from fl_lightning.data import Dirichlet, Pathological
 
 RATES, SEEDS, TUNING_SEEDS, CURVE = (0.03, 0.1, 0.3, 1.0), 3, 1, 20

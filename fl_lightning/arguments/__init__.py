@@ -18,9 +18,8 @@ The library calls what it has checked once by ``trusted``, which leaves the chec
 """
 
 from fl_lightning.arguments.checked import altered, check, check_unused, checked, nearest, trusted
-from fl_lightning.arguments.foreign import has_numbers
 from fl_lightning.arguments.rules import ANY, DEVICE, FILLED, TEXT, Bounds, Example
-from fl_lightning.arguments.shown import shown
+from fl_lightning.arguments.values import has_numbers, shown
 
 __all__ = [
     "ANY", "DEVICE", "FILLED", "TEXT", "Bounds", "Example", "altered", "check", "check_unused", "checked",

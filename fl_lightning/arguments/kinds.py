@@ -14,9 +14,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from torch import Tensor
 
-from fl_lightning.arguments.foreign import has_numbers, is_array, plain, pythons
 from fl_lightning.arguments.rules import Bounds, Example, Rule, Text
-from fl_lightning.arguments.shown import shown
+from fl_lightning.arguments.values import has_numbers, is_array, plain, pythons, shown
 
 _ANYTHING = "anything"
 _WORDS = {Tensor: "a dense tensor", os.PathLike: "a path", dict: "a dict", list: "a list"}
@@ -49,7 +48,7 @@ def kind_of(annotation: Any, rule: Rule | None = None) -> Kind:
     if origin is not None and issubclass(origin, Callable):  # type: ignore[arg-type]
         made = _class_of(entries[-1] if entries else Any)
         words = "a function" if made is None else f"a function that returns {_named(made)}"
-        return Kind(_with_example(words, rule), _function(made))
+        return Kind(_with_example(words, rule), _if(lambda value: _makes(value, made)))
     if origin is not None and issubclass(origin, Mapping):
         keys, values = (kind_of(entry, rule) for entry in entries)
         return Kind("a mapping", _mapping(replace(keys, wanted=f"under a key that is {keys.wanted}"), values))
@@ -60,15 +59,15 @@ def kind_of(annotation: Any, rule: Rule | None = None) -> Kind:
         words = "a sequence that is not empty" if filled else "a sequence"
         return Kind(words, _sequence(kind_of(entries[0], rule), origin is tuple, filled))
     if origin is not None and issubclass(origin, Iterable):
-        return Kind("an iterable", _instance(origin))
+        return Kind("an iterable", _if(lambda value: isinstance(value, origin) and not isinstance(value, str)))
     return _plain_kind(origin or annotation, rule)
 
 
 def _plain_kind(cls: Any, rule: Rule | None) -> Kind:
     if cls in (None, types.NoneType):
-        return Kind("None", _instance(types.NoneType))
+        return Kind("None", _if(lambda value: value is None))
     if cls in (Any, object):
-        return Kind(_ANYTHING, _instance(object))
+        return Kind(_ANYTHING, _if(lambda value: True))
     if cls is bool:
         return Kind("True or False", _flag)
     if cls in (int, float):
@@ -79,11 +78,14 @@ def _plain_kind(cls: Any, rule: Rule | None) -> Kind:
         return Kind(text.wanted, _string(text))
     if getattr(cls, "_is_protocol", False):
         needed = [name for name in vars(cls) if not name.startswith("_")]
-        return Kind(f"an object with {listed(needed, 'and')}", _offering(needed))
-    cls = os.PathLike if cls is Path else cls
-    words = _named(cls)
-    take = _dense if cls is Tensor else _path if cls is os.PathLike else _instance(cls)
-    return Kind(_with_example(words, rule), take)
+        return Kind(
+            f"an object with {listed(needed, 'and')}", _if(lambda value: all(hasattr(value, name) for name in needed))
+        )
+    if cls in (Path, os.PathLike):
+        return Kind(_with_example(_named(os.PathLike), rule), _path)
+    dense = cls is Tensor
+    take = _if(lambda value: isinstance(value, cls) and (not dense or has_numbers(value)))
+    return Kind(_with_example(_named(cls), rule), take)
 
 
 def _named(cls: type) -> str:
@@ -215,28 +217,15 @@ def _entry(kind: Kind, value: Any, place: Any) -> Any:
         raise Mismatch(found.kind, found.value, found.error, f"[{shown(place)}]{found.where}") from None
 
 
-def _instance(cls: Any) -> Callable[[Kind, Any], Any]:
+def _if(fits: Callable[[Any], bool]) -> Callable[[Kind, Any], Any]:
+    """Takes values that fit as they are."""
+
     def take(kind: Kind, value: Any) -> Any:
-        if not isinstance(value, cls) or (cls is Iterable and isinstance(value, str)):
+        if not fits(value):
             raise Mismatch(kind, value)
         return value
 
     return take
-
-
-def _offering(names: list[str]) -> Callable[[Kind, Any], Any]:
-    def take(kind: Kind, value: Any) -> Any:
-        if not all(hasattr(value, name) for name in names):
-            raise Mismatch(kind, value)
-        return value
-
-    return take
-
-
-def _dense(kind: Kind, value: Any) -> Tensor:
-    if not isinstance(value, Tensor) or not has_numbers(value):
-        raise Mismatch(kind, value)
-    return value
 
 
 def _path(kind: Kind, value: Any) -> Any:
@@ -254,16 +243,10 @@ def _class_of(annotation: Any) -> type | None:
     return None if vague else annotation
 
 
-def _function(makes: type | None) -> Callable[[Kind, Any], Any]:
-    """Takes what can be called, but for classes whose objects are not what the function should return."""
-
-    def take(kind: Kind, value: Any) -> Any:
-        wrong = makes is not None and isinstance(value, type) and not issubclass(value, makes)
-        if wrong or not callable(value):
-            raise Mismatch(kind, value)
-        return value
-
-    return take
+def _makes(function: Any, made: type | None) -> bool:
+    """Whether this can be called, and is not a class whose objects are not what the function should return."""
+    wrong = made is not None and isinstance(function, type) and not issubclass(function, made)
+    return callable(function) and not wrong
 
 
 def _same(some: Iterable[Any], others: Iterable[Any]) -> bool:

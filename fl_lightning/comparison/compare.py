@@ -21,17 +21,9 @@ from fl_lightning.report.conclusion import LOCAL, POOLED
 
 
 @checked(
-    model=ANY,
-    data=ANY,
-    strategies=ANY,
-    trainer=ANY,
-    learning_rates=Bounds(above=0, filled=True),
-    seeds=Bounds(0),
-    tuning_seeds=Bounds(1),
-    divisions=Bounds(1, MOST),
-    jobs=Bounds(1, MOST),
-    save_seconds=Bounds(0),
-)
+    model=ANY, data=ANY, strategies=ANY, trainer=ANY, learning_rates=Bounds(above=0, filled=True), seeds=Bounds(0),
+    tuning_seeds=Bounds(1), divisions=Bounds(1, MOST), jobs=Bounds(1, MOST), save_seconds=Bounds(0),
+)  # fmt: skip
 def compare(
     model: Callable[..., LightningModule],
     data: LightningDataModule | Callable[[], LightningDataModule] | None,

@@ -14,14 +14,13 @@ from typing import Any
 
 from fl_lightning.arguments import TEXT, checked
 from fl_lightning.comparison.files import write_text
-from fl_lightning.comparison.plan import Plan, Run
-from fl_lightning.comparison.selection import STAGES, Measure, chosen_rates
+from fl_lightning.comparison.plan import STAGES, Measure, Plan, Run, chosen_rates
 from fl_lightning.comparison.table import filled, notes, table_text
 from fl_lightning.lightning.names import rank_zero_warn
 from fl_lightning.report import FitRecord, write_report
 from fl_lightning.report.conclusion import conclude
 from fl_lightning.report.runs_of_a_method import by_method
-from fl_lightning.report.summary import Figure, MethodSummary, summaries
+from fl_lightning.report.tables import Figure, MethodSummary, summaries
 
 FILES = ("table.md", "runs.csv", "clients.csv", "report.html")
 """What a comparison writes."""

@@ -106,9 +106,8 @@ class Runner:
             return self._build(run, self.strategies[run.method])
         learner = self._learner(run)
         if run.method == LOCAL:
-            return self._client_alone(run, learner, sorted(learner.clients, key=learner.sizes.__getitem__)[
-                len(learner.clients) // 2
-            ])  # fmt: skip
+            by_size = sorted(learner.clients, key=learner.sizes.__getitem__)
+            return self._client_alone(run, learner, by_size[len(by_size) // 2])
         learner.choose(learner.clients, None)
         return replace(self._build(run, bound_strategy(self.base, len(learner.clients))), data=learner)
 

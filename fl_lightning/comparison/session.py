@@ -15,18 +15,16 @@ from typing import Any
 from fl_lightning.arguments import check_unused
 from fl_lightning.comparison.comparison import Comparison
 from fl_lightning.comparison.files import check_configuration, owned
-from fl_lightning.comparison.methods import BOUNDS, Bounding
-from fl_lightning.comparison.plan import Plan, Run, seed_list
+from fl_lightning.comparison.plan import BOUNDS, Bounding, Measure, Plan, Rule, Run, chosen_rates, measure_of, seed_list
 from fl_lightning.comparison.pool import Failure, work
 from fl_lightning.comparison.project import Project, described_each
 from fl_lightning.comparison.runner import Runner
-from fl_lightning.comparison.selection import Measure, Rule, chosen_rates, measure_of
 from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.report import FitRecord
 from fl_lightning.report.conclusion import LOCAL
 from fl_lightning.report.number_formats import duration, plural
 from fl_lightning.report.runs_of_a_method import by_method, seconds_of
-from fl_lightning.report.summary import summaries
+from fl_lightning.report.tables import summaries
 
 _NO_MATTER = ("seed", "partition", "executor", "timeout", "log_client_names")
 """Arguments of a strategy that are replaced, belong to the project, or change no result."""

@@ -7,12 +7,11 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from math import isnan
 
-from fl_lightning.comparison.plan import Plan, Run
-from fl_lightning.comparison.selection import Measure
+from fl_lightning.comparison.plan import Measure, Plan, Run
 from fl_lightning.report.conclusion import LOCAL, POOLED
 from fl_lightning.report.number_formats import STAGES, notation, percent, plural, shortened, spread
 from fl_lightning.report.repetitions import division_share
-from fl_lightning.report.summary import Figure, MethodSummary
+from fl_lightning.report.tables import Figure, MethodSummary
 
 WIDTH = 120
 _SHORTEST = 8

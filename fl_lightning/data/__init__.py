@@ -17,7 +17,6 @@ from fl_lightning.data.cohort_samplers import (
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.dirichlet_functions import dirichlet, dirichlet_classes
 from fl_lightning.data.labels import Samples, labels_of
-from fl_lightning.data.loader_settings import LoaderSettings
 from fl_lightning.data.matched_split import label_counts, matched_split
 from fl_lightning.data.partition_functions import by_key, iid, mutex, pathological, shards, unbalanced
 from fl_lightning.data.partitions import (
@@ -31,6 +30,7 @@ from fl_lightning.data.partitions import (
     Shards,
     Unbalanced,
 )
+from fl_lightning.data.sources import LoaderSettings
 
 __all__ = [
     "IID", "AllClients", "AvailabilitySampler", "ByKey", "ClientIndices", "ClientLoaders", "CohortSampler", "Dirichlet",

@@ -28,6 +28,7 @@ class ClientIndices:
 
     Attributes:
         sizes: ``[N]`` int64 samples per client.
+        num_samples: size of the dataset that the indices point into.
         names: what people call the clients; ``None`` if they have numbers only.
         num_trained: how many of them, from the first on, are clients of the training data.
 
@@ -54,7 +55,7 @@ class ClientIndices:
         self.sizes = torch.tensor([len(vector) for vector in vectors], dtype=torch.int64)
         self._flat = torch.cat(vectors)
         self._starts = self.sizes.cumsum(0) - self.sizes
-        self._num_samples, self._first = num_samples, 0
+        self.num_samples, self._first = num_samples, 0
         if self._flat.numel():
             low, high = int(self._flat.min()), int(self._flat.max())
             if low < 0 or high >= num_samples:
@@ -81,11 +82,6 @@ class ClientIndices:
         other = copy.copy(self)
         other._first = first
         return other
-
-    @property
-    def num_samples(self) -> int:
-        """Size of the dataset that the indices point into."""
-        return self._num_samples
 
     @property
     def num_used(self) -> int:
@@ -138,7 +134,7 @@ class ClientIndices:
             order = torch.randperm(n, generator=generator)
             aside.append(part[order[:count].sort().values])
             kept.append(part[order[count:].sort().values])
-        return ClientIndices(kept, self._num_samples, self.names), ClientIndices(aside, self._num_samples, self.names)
+        return ClientIndices(kept, self.num_samples, self.names), ClientIndices(aside, self.num_samples, self.names)
 
 
 def _check_names(names: tuple[str, ...] | None, clients: int) -> None:

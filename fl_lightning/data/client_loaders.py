@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate, default_convert
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate, default_convert
 
 from fl_lightning.arguments import ANY, checked
 from fl_lightning.core.records import numbered
@@ -18,10 +18,12 @@ from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.tensors import digest
 from fl_lightning.data.client_indices import ClientIndices
 from fl_lightning.data.labels import labels_at_hand, num_samples
-from fl_lightning.data.loader_settings import LoaderSettings
-from fl_lightning.data.tensor_batches import gathered, pinned, tensor_source
+from fl_lightning.data.sources import LoaderSettings
 
 _NAMED = 5  # samples in an error
+_CHUNK_BYTES = 16 * 2**20
+"""Tensors are gathered for as many batches at once as fit in here: one gather is cheaper than one per batch."""
+_SAMPLES = ("__getitem__", "__getitems__", "__len__", "__getattribute__")
 
 
 class ClientLoaders:
@@ -79,7 +81,7 @@ class ClientLoaders:
         self._parts = parts
         # Both ways of torch to make a batch of a tuple of tensors give the list that is gathered here.
         collates = settings.collate_fn is (default_convert if settings.fetch_batches else default_collate)
-        self._source = tensor_source(dataset) if collates else None
+        self._source = _tensor_source(dataset) if collates else None
 
     @classmethod
     @checked(parts=ANY)
@@ -185,39 +187,18 @@ class ClientLoaders:
             IndexError: there is no such client.
             ValueError: ``batch_size`` is not positive.
         """
-        order = self._order(client_id, seed)
+        order = self._parts[client_id]
+        if seed is not None and self.settings.shuffle:
+            order = order[torch.randperm(len(order), generator=torch.Generator().manual_seed(seed))]
         cuts = self._cuts(len(order), batch_size, merge_single)
         if self._source is not None:
-            return gathered(*self._source, order, cuts, self.settings.pin_memory)
+            return _gathered(*self._source, order, cuts, self.settings.pin_memory)
         return self._load(order, cuts, derive_seed(0 if seed is None else seed, "workers"))
 
     @property
     def in_memory(self) -> bool:
-        """Whether :meth:`places` and :meth:`take` can be used."""
+        """Whether batches are gathered from tensors, without asking the dataset for its samples one by one."""
         return self._source is not None
-
-    def places(self, client_id: int, *, seed: int | None, merge_single: bool = False) -> tuple[Tensor, list[int]]:
-        """Where the samples of one call of :meth:`batches` lie in memory.
-
-        Returns:
-            ``[n]`` int64 places for :meth:`take`, and where in them batches begin, with the end of the last one.
-        """
-        assert self._source is not None
-        rows, order = self._source[1], self._order(client_id, seed)
-        cuts = self._cuts(len(order), None, merge_single)
-        return (order if rows is None else rows[order]), cuts
-
-    def take(self, places: Tensor) -> list[Tensor]:
-        """The samples at these places, as one batch: clients' batches may be gathered together."""
-        assert self._source is not None
-        columns = [tensor.index_select(0, places.to(tensor.device)) for tensor in self._source[0]]
-        return pinned(columns) if self.settings.pin_memory else columns
-
-    def _order(self, client_id: int, seed: int | None) -> Tensor:
-        order = self._parts[client_id]
-        if seed is None or not self.settings.shuffle:
-            return order
-        return order[torch.randperm(len(order), generator=torch.Generator().manual_seed(seed))]
 
     def _cuts(self, size: int, batch_size: int | None, merge_single: bool) -> list[int]:
         """Where batches begin, and the end of the last one."""
@@ -273,3 +254,45 @@ def _refuse(loaders: ClientLoaders) -> Any:
         f"{loaders!r} holds the batches of many clients and has no order of its own: train it with "
         "Trainer(strategy=FederatedStrategy(...)), or take one client's data with batches(client_id, seed=...)"
     )
+
+
+def _tensor_source(dataset: Dataset[Any]) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
+    """The tensors behind a dataset and where its samples lie in them; ``None`` if samples must be asked one by one."""
+    rows: Tensor | None = None
+    while isinstance(dataset, Subset) and _gives_what(dataset, Subset):
+        outer = torch.as_tensor(dataset.indices, dtype=torch.int64)
+        rows = outer if rows is None else outer[rows]
+        dataset = dataset.dataset
+    if not (isinstance(dataset, TensorDataset) and _gives_what(dataset, TensorDataset)):
+        return None
+    if any(type(tensor) is not Tensor or tensor.layout != torch.strided for tensor in dataset.tensors):
+        return None
+    return dataset.tensors, rows
+
+
+def _gives_what(dataset: Dataset[Any], kind: type) -> bool:
+    """Whether a sample of a dataset is what ``kind`` makes of it, also where the dataset is of a subclass."""
+    own = [name for name in _SAMPLES if getattr(type(dataset), name, None) is not getattr(kind, name, None)]
+    return not own and not any(name in vars(dataset) for name in _SAMPLES)
+
+
+def _gathered(
+    tensors: tuple[Tensor, ...], rows: Tensor | None, order: Tensor, cuts: list[int], pin: bool
+) -> Iterator[tuple[Any, int]]:
+    """Batches of these tensors and their sizes: the samples of ``order``, which ``rows`` places, cut at ``cuts``."""
+    if rows is not None:
+        order = rows[order]
+    sizes = [stop - start for start, stop in pairwise(cuts)]
+    if not sizes:
+        return
+    sample_bytes = sum(tensor.nbytes // max(len(tensor), 1) for tensor in tensors)
+    group = max(1, _CHUNK_BYTES // max(sample_bytes * max(sizes), 1))
+    for first in range(0, len(sizes), group):
+        some = sizes[first : first + group]
+        chosen = order[cuts[first] : cuts[first] + sum(some)]
+        columns = [tensor.index_select(0, chosen.to(tensor.device)) for tensor in tensors]
+        if pin and torch.cuda.is_available():
+            columns = [column if column.is_cuda else column.pin_memory() for column in columns]
+        # Not views of one another for autograd: changing a batch in place leaves the other batches alone.
+        pieces = [torch.unsafe_split_with_sizes(column, some) for column in columns]
+        yield from zip(map(list, zip(*pieces, strict=True)), some, strict=True)

@@ -104,15 +104,9 @@ class FederatedDataModule(LightningDataModule):
             raise ValueError(f"data must define train_dataloader, found {type(data).__name__} without it")
         self.partition = partition
         self.seed = seed
-        self._division = Division(
-            self.data,
-            partition,
-            labels,
-            evaluation,
-            (holdout_stage if holdout else None, holdout),
-            {"train": batch_size, "val": eval_batch_size, "test": eval_batch_size},
-            seed,
-        )
+        aside = (holdout_stage if holdout else None, holdout)
+        sizes = {"train": batch_size, "val": eval_batch_size, "test": eval_batch_size}
+        self._division = Division(self.data, partition, labels, evaluation, aside, sizes, seed)
         self.prepare_data_per_node = self.data.prepare_data_per_node
         self.allow_zero_length_dataloader_with_multiple_devices = (
             self.data.allow_zero_length_dataloader_with_multiple_devices

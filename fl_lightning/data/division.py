@@ -14,10 +14,9 @@ from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.client_indices import ClientIndices
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.labels import Labels, Samples, num_samples
-from fl_lightning.data.loader_settings import LoaderSettings
 from fl_lightning.data.matched_split import matched_split
 from fl_lightning.data.partitions import Partition
-from fl_lightning.data.sources import loader_name, only_loader
+from fl_lightning.data.sources import LoaderSettings, loader_name, only_loader
 from fl_lightning.lightning.names import LightningDataModule, rank_zero_info
 
 

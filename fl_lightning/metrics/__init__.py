@@ -11,14 +11,6 @@ from fl_lightning.metrics.group_fairness import DemographicParity, EqualizedOdds
 from fl_lightning.metrics.group_frame import GroupFrame
 
 __all__ = [
-    "BestFraction",
-    "ByGroup",
-    "ClientStd",
-    "DemographicParity",
-    "EqualOpportunity",
-    "EqualizedOdds",
-    "FairnessAngle",
-    "GroupFrame",
-    "WorstFraction",
-    "functional",
-]
+    "BestFraction", "ByGroup", "ClientStd", "DemographicParity", "EqualOpportunity", "EqualizedOdds", "FairnessAngle",
+    "GroupFrame", "WorstFraction", "functional",
+]  # fmt: skip

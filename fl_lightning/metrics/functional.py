@@ -72,7 +72,7 @@ def fairness_angle(values: Tensor) -> Tensor:
     """
     kept = _counted(values)
     if kept.numel() == 0:
-        return _nan(kept)
+        return kept.mean()  # NaN
     # The angle does not depend on the scale; without it squares of tiny or huge values leave the number range.
     scaled = kept / kept.abs().max()  # 0 / 0 is the NaN that all-zero values get
     average = scaled.mean()
@@ -194,8 +194,8 @@ def fairness_summary(values: Tensor, sizes: Tensor, larger_is_better: bool = Tru
     for percent in (5, 10):
         summary[f"worst_{percent}"] = _first(from_worst, percent / 100)
         summary[f"best_{percent}"] = _first(from_worst.flip(0), percent / 100)
-    summary["min"] = kept.min() if kept.numel() else _nan(kept)
-    summary["max"] = kept.max() if kept.numel() else _nan(kept)
+    summary["min"] = kept.min() if kept.numel() else summary["mean"]
+    summary["max"] = kept.max() if kept.numel() else summary["mean"]
     summary["clients"] = torch.tensor(kept.numel(), device=kept.device)
     return summary
 
@@ -276,7 +276,3 @@ def _vector(values: Tensor) -> Tensor:
 def _counted(values: Tensor) -> Tensor:
     vector = _vector(values)
     return vector[~vector.isnan()]
-
-
-def _nan(like: Tensor) -> Tensor:
-    return torch.full((), torch.nan, dtype=like.dtype, device=like.device)

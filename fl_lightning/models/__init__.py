@@ -6,8 +6,6 @@
 Uses ``lightning`` and ``arguments``.
 """
 
-from fl_lightning.models.nf_resnet import NFResNet18
-from fl_lightning.models.resnet10 import ResNet10
-from fl_lightning.models.small import MLP, CifarCNN, LeNet, MnistCNN
+from fl_lightning.models.networks import MLP, CifarCNN, LeNet, MnistCNN, NFResNet18, ResNet10
 
 __all__ = ["MLP", "CifarCNN", "LeNet", "MnistCNN", "NFResNet18", "ResNet10"]

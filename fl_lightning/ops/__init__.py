@@ -18,6 +18,7 @@ columns have the order of :mod:`fl_lightning.ops.slices`.
 
 from __future__ import annotations
 
+from fl_lightning.ops._coordinates import puc_combine, puc_track, trimmed_mean
 from fl_lightning.ops._layers import (
     layer_combine,
     layer_cross_combine,
@@ -27,9 +28,7 @@ from fl_lightning.ops._layers import (
     layer_squares,
 )
 from fl_lightning.ops._library import Backend, backend
-from fl_lightning.ops._puc import puc_combine, puc_track
 from fl_lightning.ops._qp import common_descent, min_norm, project_conflicts
-from fl_lightning.ops._trim import trimmed_mean
 
 __all__ = [
     "Backend",

@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.arguments import TEXT, checked
-from fl_lightning.ops import _extension, _reference
-from fl_lightning.ops._common_descent import common_descent
-from fl_lightning.ops._min_norm import min_norm
-from fl_lightning.ops._trimmed_mean import trimmed_mean
+from fl_lightning.ops import _extension, _gram_problems, _reference
 from fl_lightning.ops.dtypes import accumulation_device
 
 
@@ -119,13 +116,13 @@ _OPS = {
         "(Tensor(a!) out, Tensor rows, Tensor offsets, Tensor coeff) -> ()", _reference.layer_combine_add, _nothing
     ),
     "project_conflicts": _Op(
-        "(Tensor gram, Tensor order, Tensor keep) -> Tensor", _reference.project_conflicts, _project_conflicts
+        "(Tensor gram, Tensor order, Tensor keep) -> Tensor", _gram_problems.project_conflicts, _project_conflicts
     ),
-    "min_norm": _Op("(Tensor gram) -> (Tensor lam, Tensor gap)", min_norm, _min_norm),
+    "min_norm": _Op("(Tensor gram) -> (Tensor lam, Tensor gap)", _gram_problems.min_norm, _min_norm),
     "common_descent": _Op(
         "(Tensor gram, int online, Tensor? scale, Tensor? weights, float zero_row, float zero_direction,"
         " float rounding) -> (Tensor coeff, Tensor solved, Tensor fair)",
-        common_descent,
+        _gram_problems.common_descent,
         _common_descent,
     ),
     "puc_track": _Op(
@@ -135,7 +132,7 @@ _OPS = {
         _puc_track,
     ),
     "puc_combine": _Op("(Tensor rows, Tensor keep, Tensor weights) -> Tensor", _reference.puc_combine, _step),
-    "trimmed_mean": _Op("(Tensor rows, int trim) -> Tensor", trimmed_mean, _step),
+    "trimmed_mean": _Op("(Tensor rows, int trim) -> Tensor", _reference.trimmed_mean, _step),
 }
 NAMES = tuple(_OPS)
 VARIANTS = ("layer_combine_add", "layer_chosen_gram")  # of layer_combine and layer_cross_gram, which call them

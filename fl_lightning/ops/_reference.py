@@ -116,28 +116,6 @@ def layer_combine_add(out: Tensor, rows: Tensor, offsets: Tensor, coeff: Tensor)
         part.copy_(rounded(block.add_(part.to(block.device)), part.dtype))
 
 
-def project_conflicts(gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
-    """See :func:`fl_lightning.ops.project_conflicts`."""
-    m = gram.shape[-1]
-    if order.device.type == "cpu" and order.sort().values.tolist() != list(range(m)):
-        raise ValueError(f"order must be a permutation of 0..{m - 1}, found {order.tolist()}")
-    order, keep = order.to(gram.device), keep.to(gram.device)
-    coeff = torch.eye(m, dtype=gram.dtype, device=gram.device).repeat(gram.shape[0], 1, 1)
-    products = gram.clone()  # products[b, i, j]: projected update i with original update j
-    squares = gram.diagonal(dim1=1, dim2=2)
-    clients = torch.arange(m, device=gram.device)
-    for position in range(m):
-        target = order[position : position + 1]
-        square = squares.index_select(1, target)
-        dots = products.index_select(2, target)[:, :, 0]
-        # ~(dots >= 0) instead of dots < 0: a NaN product must show in the result, not count as "no conflict".
-        conflict = ~(dots >= 0) & ~(square <= 0) & ~keep & (clients != target)
-        share = torch.where(conflict, dots / square, 0.0)[:, :, None]
-        coeff.index_add_(2, target, share, alpha=-1)
-        products.addcmul_(share, gram.index_select(1, target), value=-1)
-    return coeff
-
-
 def puc_track(
     row: Tensor, counts: Tensor, threshold: int, participations: int, offsets: Tensor, total_columns: int | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -176,6 +154,22 @@ def puc_combine(rows: Tensor, keep: Tensor, weights: Tensor) -> Tensor:
         mean = torch.mv(block.T, weights).div_(torch.mv(wide_bits(bits).T, weights))
         step[start:stop] = rounded(mean.masked_fill_(~bits.any(0), 0.0), step.dtype)
     return step
+
+
+def trimmed_mean(rows: Tensor, trim: int) -> Tensor:
+    """See :func:`fl_lightning.ops.trimmed_mean`."""
+    m, n = rows.shape
+    out = rows.new_empty(n)
+    width = max((_CPU_BLOCK if rows.device.type == "cpu" else _DEVICE_BLOCK) // m, 1)
+    wide = torch.float64 if rows.device.type != "mps" else torch.float32
+    for start in range(0, n, width):
+        ordered = rows[:, start : start + width].T.sort(-1).values  # NaN last
+        total = torch.zeros(len(ordered), dtype=wide, device=rows.device)
+        for place in range(trim, m - trim):
+            total.add_(ordered[:, place])
+        mean = total.div_(m - 2 * trim)
+        out[start : start + width] = rounded(torch.where(ordered[:, -1].isnan(), torch.nan, mean), out.dtype)
+    return out
 
 
 class _Wide:

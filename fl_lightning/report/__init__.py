@@ -10,17 +10,6 @@ from fl_lightning.report.page import write_report
 from fl_lightning.report.record import Absence, ClientValues, FitRecord, Holdings, MetricSeries, RoundSeries, RoundTable
 
 __all__ = [
-    "Absence",
-    "ClientValues",
-    "FitRecord",
-    "Holdings",
-    "MetricSeries",
-    "RoundSeries",
-    "RoundTable",
-    "plot_conflicts",
-    "plot_fairness",
-    "plot_partition",
-    "record_from_json",
-    "record_to_json",
-    "write_report",
-]
+    "Absence", "ClientValues", "FitRecord", "Holdings", "MetricSeries", "RoundSeries", "RoundTable", "plot_conflicts",
+    "plot_fairness", "plot_partition", "record_from_json", "record_to_json", "write_report",
+]  # fmt: skip

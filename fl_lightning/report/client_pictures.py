@@ -13,6 +13,7 @@ from fl_lightning.report.pictures import (
     COLORS,
     MAX_DOTS,
     MAX_NAMED,
+    SYMBOLS,
     Picture,
     Spec,
     both_ends,
@@ -24,7 +25,6 @@ from fl_lightning.report.pictures import (
     thin_words,
 )
 from fl_lightning.report.runs_of_a_method import ClientPoint, Method, Stage, metrics_of, records_of
-from fl_lightning.report.style import SYMBOLS
 
 _SIDEWAYS = {"max": "right is better", "min": "left is better", "abs": "near 0 is better"}
 

@@ -12,8 +12,8 @@ from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.number_formats import STAGES, isolated, notation, number, plural, shortened, spread
 from fl_lightning.report.record import FitRecord
 from fl_lightning.report.repetitions import Repetition, Spread, mark
-from fl_lightning.report.runs_of_a_method import PERSONAL, Method, Stage, goodness, metrics_of, records_of
-from fl_lightning.report.summary import MethodSummary, summaries
+from fl_lightning.report.runs_of_a_method import PERSONAL, Method, Stage, goodness, metrics_of
+from fl_lightning.report.tables import MethodSummary, Summary
 
 LOCAL, POOLED = "local only", "pooled"
 """What the two bounds are called: each client alone, and one model on the data of all."""
@@ -167,17 +167,15 @@ def _helps(worst: _Contrast, mean: _Contrast, reference: str, methods: int, call
     )
 
 
-def lede(methods: Sequence[Method], stage: Stage) -> list[str]:
+def lede(methods: Sequence[Method], stage: Stage, table: Summary | None) -> list[str]:
     """What a report says first, a paragraph each: what a comparison comes to, and who is worst off."""
-    metrics = metrics_of(records_of(methods), stage)
-    if not metrics:
+    if table is None:
         return ["No evaluation has told the clients apart yet.", "So nobody can say who is worst off."]
-    metric, mode = next(iter(metrics.items()))
-    found, infinite = conclude(summaries(methods, metric, stage, mode), metric, mode, _called)
-    first = methods[0]
+    found, infinite = conclude([row for _, row in table.rows], table.metric, table.mode, _called)
+    first, mode = methods[0], table.mode
     if first.label in infinite:
         return [*found, "No number below counts that client, so they cannot say who is worst off."]
-    metric = first.own(metric, stage)
+    metric = first.own(table.metric, stage)
     points = first.points(metric, stage)
     if not points:
         return [*found, f"{first.label} has no value of {metric} for any client."]

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from fl_lightning.arguments import ANY, check, checked, shown
 from fl_lightning.core.errors import how_to_install
-from fl_lightning.report.pictures import binned
+from fl_lightning.report.pictures import LIGHT, binned
 from fl_lightning.report.record import FitRecord
 from fl_lightning.report.runs_of_a_method import metrics_of, series_of
-from fl_lightning.report.style import LIGHT, matplotlib_style
 
 _COLUMNS = 200
 
@@ -32,11 +31,26 @@ def new_figure(caller: str, width: float, height: float, path: str | Path | None
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"{caller} needs matplotlib: {how_to_install('plots')}") from error
-    with rc_context(matplotlib_style()):
+    with rc_context(_style()):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
         if path is not None:
             figure.savefig(path)
+
+
+def _style() -> dict[Any, Any]:
+    """Settings for ``matplotlib.rc_context`` that give figures this look."""
+    from cycler import cycler
+
+    return {
+        "axes.axisbelow": True, "axes.edgecolor": LIGHT.muted, "axes.grid": True, "axes.labelcolor": LIGHT.ink,
+        "axes.prop_cycle": cycler(color=LIGHT.colors), "axes.spines.right": False, "axes.spines.top": False,
+        "axes.titlecolor": LIGHT.ink, "axes.titlelocation": "left", "axes.titlesize": "medium",
+        "figure.facecolor": LIGHT.paper, "figure.dpi": 120, "grid.color": LIGHT.grid, "grid.linewidth": 0.8,
+        "legend.frameon": False, "lines.linewidth": 1.8, "savefig.dpi": 150, "text.color": LIGHT.ink,
+        "xtick.color": LIGHT.muted, "xtick.labelcolor": LIGHT.ink, "ytick.color": LIGHT.muted,
+        "ytick.labelcolor": LIGHT.ink,
+    }  # fmt: skip
 
 
 @checked(target=ANY)

@@ -17,10 +17,9 @@ from fl_lightning.core.errors import how_to_install
 from fl_lightning.report import client_pictures, heat_maps, round_pictures, tables
 from fl_lightning.report.conclusion import lede
 from fl_lightning.report.number_formats import client_label, duration, isolated, percent, plural, shortened, spread
-from fl_lightning.report.pictures import COLORS, Picture
+from fl_lightning.report.pictures import COLORS, DARK, FONTS, LIGHT, Picture
 from fl_lightning.report.record import FitRecord
 from fl_lightning.report.runs_of_a_method import Method, Stage, by_method, shown_stage
-from fl_lightning.report.style import DARK, FONTS, LIGHT
 from fl_lightning.report.tables import Part, Summary
 
 if TYPE_CHECKING:
@@ -67,12 +66,13 @@ def plotly_js() -> str:
 
 def _page(records: Sequence[FitRecord], library: str, title: str | None) -> str:
     methods, stage = by_method(records), shown_stage(records)
-    found = [(key, words, [part for part in parts if part]) for key, words, parts in _sections(methods, stage)]
+    table = tables.comparison(methods, stage)
+    found = [(key, words, [part for part in parts if part]) for key, words, parts in _sections(methods, stage, table)]
     drawn = [part for _, _, parts in found for part in parts if isinstance(part, Picture)]
     return _template().render(
         heading=title or _heading(methods),
         facts=_facts(records, methods),
-        lede=lede(methods, stage),
+        lede=lede(methods, stage, table),
         sections=[section for section in found if section[2]],
         pictures={picture.key: list(picture.variants.values()) for picture in drawn},
         library=library,
@@ -97,13 +97,13 @@ def _template() -> Template:
     return environment.from_string(template, same)
 
 
-def _sections(methods: list[Method], stage: Stage) -> list[tuple[str, str, list[Picture | Summary | Part | None]]]:
+def _sections(
+    methods: list[Method], stage: Stage, table: Summary | None
+) -> list[tuple[str, str, list[Picture | Summary | Part | None]]]:
     """Key, name and parts of each section; parts without data are ``None``."""
     missing = round_pictures.missing(methods)
     return [
-        ("clients", "Clients", [
-            client_pictures.fares(methods, stage), tables.comparison(methods, stage), heat_maps.over_time(methods),
-        ]),
+        ("clients", "Clients", [client_pictures.fares(methods, stage), table, heat_maps.over_time(methods)]),
         ("rounds", "Rounds", [
             round_pictures.mean_and_worst(methods), round_pictures.unevenness(methods),
             round_pictures.training_loss(methods),

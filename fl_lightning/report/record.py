@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import Any, Literal
 
-from torch import Tensor
-
 from fl_lightning.arguments import TEXT, Bounds, checked
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.metrics.functional import Mode
@@ -126,7 +124,7 @@ class ClientValues:
             stage="val" if record.stage == "val" else "test",
             client_ids=record.client_ids,
             sizes=tuple(record.sizes.tolist()),
-            values={name: finite(values) for name, values in record.values.items()},
+            values={name: tuple(map(finite, values.double().tolist())) for name, values in record.values.items()},
             modes={name: record.mode(name) for name in record.values},
         )
 
@@ -207,16 +205,9 @@ class Absence:
 
 
 @checked(
-    version=Bounds(VERSION, VERSION),
-    division=Bounds(0),
-    planned_rounds=Bounds(1),
-    learning_rate=Bounds(0),
-    client_names=TEXT,
-    client_sizes=Bounds(0),
-    memory=Bounds(0),
-    command=TEXT,
-    recording_seconds=Bounds(0),
-)
+    version=Bounds(VERSION, VERSION), division=Bounds(0), planned_rounds=Bounds(1), learning_rate=Bounds(0),
+    client_names=TEXT, client_sizes=Bounds(0), memory=Bounds(0), command=TEXT, recording_seconds=Bounds(0),
+)  # fmt: skip
 @dataclass(frozen=True)
 class FitRecord:
     """Everything that a report shows of one fit.
@@ -286,9 +277,9 @@ class FitRecord:
         return next((v for stage in stages for v in reversed(self.evaluations) if v.stage == stage), None)
 
 
-def finite(values: Tensor) -> tuple[float | None, ...]:
-    """The numbers of a vector; ``None`` for those that are not finite."""
-    return tuple(value if isfinite(value) else None for value in values.double().tolist())
+def finite(value: float) -> float | None:
+    """The number; ``None`` for one that is not finite."""
+    return float(value) if isfinite(value) else None
 
 
 def _check_lengths(owner: object, lengths: Mapping[str, int]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fl_lightning.core.records import EvaluationRecord, RoundRecord
 from fl_lightning.metrics.functional import Mode
-from fl_lightning.report.record import Absence, ClientValues, FitRecord, MetricSeries, RoundSeries, RoundTable
+from fl_lightning.report.record import Absence, ClientValues, FitRecord, MetricSeries, RoundSeries, RoundTable, finite
 
 _VALUES = 200_000  # numbers of single clients in the kept evaluations
 _CLIENTS = 20_000  # of more clients, weights are not kept
@@ -75,14 +75,14 @@ class RecordBuilder:
         entry: dict[str, Any] = {
             "round": record.round,
             "clients": len(record.client_ids),
-            "train_loss": _finite(record.train_loss),
-            "step_norm": _finite(record.step_norm),
+            "train_loss": finite(record.train_loss),
+            "step_norm": finite(record.step_norm),
             "conflicts": int(record.conflicts),
             "drop_outs": drop_outs,
             "errors": len(record.dropped) - drop_outs,
             "flagged": bool(record.flagged),
             "skipped": record.skipped is not None,
-            "learning_rate": None if learning_rate is None else _finite(learning_rate),
+            "learning_rate": None if learning_rate is None else finite(learning_rate),
             "training_seconds": record.training_seconds,
             "server_seconds": max(0.0, record.seconds - record.training_seconds),
             "evaluation_seconds": 0.0,
@@ -106,7 +106,7 @@ class RecordBuilder:
         self._know(record.client_ids, record.client_names)
         for name in record.values:
             key, mode = (stage, name), record.mode(name)
-            summary = {each: _finite(float(number)) for each, number in record.summary(name).items()}
+            summary = {each: finite(float(number)) for each, number in record.summary(name).items()}
             summary["undefined"] = float(len(record.undefined.get(name, ())))
             if self._modes.setdefault(key, mode) != mode:
                 self._modes[key], self._metrics[key] = mode, []
@@ -181,10 +181,6 @@ def plain_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: plain_json(entry) for name, entry in value.items()}
     return [plain_json(entry) for entry in value] if isinstance(value, (list, tuple)) else value
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if isfinite(value) else None
 
 
 _CELLS = 50_000

@@ -71,10 +71,10 @@ class Method:
         name = f"{PERSONAL}{metric}"
         return name if any(values is not None and name in values.values for values in found) else metric
 
-    def ends_infinite(self, metric: str, stage: Stage) -> int:
-        """In how many of the fits a client's last value is infinite."""
+    def ends_infinite(self, metric: str, stage: Stage) -> bool:
+        """Whether a client's last value is infinite in some fit."""
         pairs = ((record, record.last_values(stage)) for record in self.records)
-        return sum(values is not None and count_infinite(record, values, metric) > 0 for record, values in pairs)
+        return any(values is not None and count_infinite(record, values, metric) > 0 for record, values in pairs)
 
     def points(self, metric: str, stage: Stage) -> list[ClientPoint]:
         """Every client's last value, the worst first.

@@ -15,7 +15,7 @@ from cohort_families import FAMILIES, LAYOUT, rounds_of
 
 from fl_lightning import ops
 from fl_lightning.algorithms import FedFV, FedLF, FedMDFG, FedMGDAPlus
-from fl_lightning.ops import _common_descent
+from fl_lightning.ops import _gram_problems
 
 SCALES = (1e-12, 1.0, 1e12)
 COHORTS = [(1, 1), (1, 4), (3, 3), (3, 7), (5, 9)]
@@ -36,9 +36,9 @@ class Replay:
             return found
 
         def descend(gram, online, scale=None, weights=None, **bounds):
-            return _common_descent.common_descent(gram, online, scale, weights, **bounds)
+            return _gram_problems.common_descent(gram, online, scale, weights, **bounds)
 
-        monkeypatch.setattr(_common_descent, "min_norm", record)
+        monkeypatch.setattr(_gram_problems, "min_norm", record)
         monkeypatch.setattr(ops, "common_descent", descend)
 
     def __call__(self, vectors):

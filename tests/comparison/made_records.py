@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fl_lightning.comparison.plan import Run
-from fl_lightning.comparison.selection import Measure
+from fl_lightning.comparison.plan import Measure, Run
 from fl_lightning.report import ClientValues, FitRecord, RoundSeries
 
 NAMES = ("Aalborg", "Braga", "Cluj", "Dundee")

@@ -15,7 +15,7 @@ from test_compare import assert_same_results
 from fl_lightning.__main__ import main
 from fl_lightning.comparison.command import _parser
 from fl_lightning.comparison.plan import Run
-from fl_lightning.comparison.yaml_project import YamlProject
+from fl_lightning.comparison.project import YamlProject
 
 pytest.importorskip("jsonargparse")
 TESTS = Path(__file__).parents[1]

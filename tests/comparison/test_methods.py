@@ -4,7 +4,7 @@
 import pytest
 
 from fl_lightning import algorithms
-from fl_lightning.comparison.methods import method_names, rule_from
+from fl_lightning.comparison.command import method_names, rule_from
 
 
 def test_names_and_calls_make_rules():

@@ -7,8 +7,7 @@ import pytest
 from made_records import ACCURACY, record, results_of, runs
 
 from fl_lightning.comparison import Comparison
-from fl_lightning.comparison.plan import Plan, Run, seed_list
-from fl_lightning.comparison.selection import Measure, chosen_rates, measure_of
+from fl_lightning.comparison.plan import Measure, Plan, Run, chosen_rates, measure_of, seed_list
 from fl_lightning.report import ClientValues, MetricSeries
 
 EVEN, UNEVEN = (0.6, 0.6, 0.6, 0.6), (0.9, 0.9, 0.9, 0.1)

@@ -169,9 +169,9 @@ def test_subclasses_of_tensor_dataset_are_asked_for_their_samples():
 
 def test_large_data_is_gathered_in_pieces(monkeypatch):
     expected = list(loaders().batches(0, seed=3))
-    monkeypatch.setattr("fl_lightning.data.tensor_batches._CHUNK_BYTES", 1)
+    monkeypatch.setattr("fl_lightning.data.client_loaders._CHUNK_BYTES", 1)
     same(loaders().batches(0, seed=3), expected)
-    monkeypatch.setattr("fl_lightning.data.tensor_batches._CHUNK_BYTES", 16 * 3 * 2 + 1)
+    monkeypatch.setattr("fl_lightning.data.client_loaders._CHUNK_BYTES", 16 * 3 * 2 + 1)
     same(loaders().batches(0, seed=3, merge_single=True), loaders(Plain()).batches(0, seed=3, merge_single=True))
 
 

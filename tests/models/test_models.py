@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.models import MLP, CifarCNN, LeNet, MnistCNN, NFResNet18, ResNet10
-from fl_lightning.models.nf_resnet import ScaledStdConv2d
+from fl_lightning.models.networks import ScaledStdConv2d
 
 # model, parameters, tensors, layers in the sense of ParamLayout's default, image shape, classes
 CASES = [

@@ -31,7 +31,7 @@ descent = In(
 joint = In(
     "fl_lightning/algorithms/_shared/rows.py", "tests/algorithms/test_fedlf.py tests/algorithms/test_fedlf_reads.py"
 )
-reference = In("fl_lightning/ops/_common_descent.py", "tests/ops/test_common_descent_kernel.py -k reference")
+reference = In("fl_lightning/ops/_gram_problems.py", "tests/ops/test_common_descent_kernel.py -k reference")
 fedmdfg = In(
     "fl_lightning/algorithms/fedmdfg.py", "tests/algorithms/test_fedmdfg.py tests/algorithms/test_thresholds.py"
 )

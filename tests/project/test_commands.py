@@ -15,7 +15,7 @@ import pytest
 
 from fl_lightning.__main__ import main
 from fl_lightning.comparison import command
-from fl_lightning.comparison.methods import rule_from
+from fl_lightning.comparison.command import rule_from
 from fl_lightning.federation.flower_template import write_app
 
 ROOT = Path(__file__).parents[2]

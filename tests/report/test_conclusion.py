@@ -10,7 +10,7 @@ from fl_lightning.report import MetricSeries, write_report
 from fl_lightning.report.conclusion import LOCAL, POOLED, conclude
 from fl_lightning.report.number_formats import duration, notation, number, spread
 from fl_lightning.report.repetitions import Repetition, Spread
-from fl_lightning.report.summary import MethodSummary
+from fl_lightning.report.tables import MethodSummary
 
 # By row, the worst client's value and the mean, seed by seed.
 OPPOSITE = {

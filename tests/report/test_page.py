@@ -17,6 +17,7 @@ from fl_lightning.report.conclusion import lede
 from fl_lightning.report.pictures import binned, both_ends, thinned
 from fl_lightning.report.repetitions import Repetition
 from fl_lightning.report.runs_of_a_method import by_method
+from fl_lightning.report.tables import comparison
 
 pytest.importorskip("plotly")
 
@@ -213,7 +214,8 @@ def test_missing_plotly_names_the_extra(tmp_path, monkeypatch):
 
 class TestSentences:
     def said(self, *records, stage="test"):
-        return lede(by_method(records), stage)
+        methods = by_method(records)
+        return lede(methods, stage, comparison(methods, stage))
 
     def test_one_fit_is_compared_with_its_beginning(self):
         first, second = self.said(fit_record("FedLF", clients=10, rounds=40))

@@ -6,7 +6,7 @@ import torch
 from descent_cases import BOUNDS
 from ops import test_common_descent_kernel as every
 
-from fl_lightning.ops import _common_descent as reference
+from fl_lightning.ops import _gram_problems as reference
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 from mutations.change import Change
 from simt_library import KernelError
 
-from fl_lightning.ops import _common_descent
+from fl_lightning.ops import _gram_problems
 from fl_lightning.ops import _reference as reference
 
 OFFSETS = torch.tensor([0, 300, 300, 303, 1400])
@@ -75,7 +75,7 @@ def combination_is_right(kernels):
 def projection_is_right(kernels):
     rows = torch.randn(3, 40, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     arguments = (rows @ rows.mT, torch.arange(40), torch.arange(40) % 3 == 0)
-    return torch.allclose(kernels.project_conflicts(*arguments), reference.project_conflicts(*arguments))
+    return torch.allclose(kernels.project_conflicts(*arguments), _gram_problems.project_conflicts(*arguments))
 
 
 def min_norm_is_right(kernels):
@@ -93,7 +93,7 @@ def min_norm_is_right(kernels):
 def descent_is_right(kernels):
     rows = torch.randn(1, 12, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.3
     arguments = (rows @ rows.mT, 8, None, torch.linspace(-1, 1, 8, dtype=torch.float64), 1e-8, 1e-4, 0.0)
-    return torch.allclose(kernels.common_descent(*arguments)[0], _common_descent.common_descent(*arguments)[0])
+    return torch.allclose(kernels.common_descent(*arguments)[0], _gram_problems.common_descent(*arguments)[0])
 
 
 def tracking_is_right(kernels):

@@ -10,6 +10,7 @@ from qp_cases import enumerate_supports, families, objective, relative_gap
 from simt_library import ALIGNED, ODD
 
 from fl_lightning import ops
+from fl_lightning.ops import _gram_problems
 from fl_lightning.ops import _reference as reference
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -25,7 +26,7 @@ def test_project_conflicts(simt, m):
     rows = torch.randn(1 if m > 99 else 3, m, m // 2 + 1, generator=generator(m), dtype=torch.float64)
     gram, order = rows @ rows.mT, torch.randperm(m, generator=generator(0))
     keep = torch.rand(m, generator=generator(1)) < (0.95 if m > 99 else 0.3)
-    got, want = simt.project_conflicts(gram, order, keep), reference.project_conflicts(gram, order, keep)
+    got, want = simt.project_conflicts(gram, order, keep), _gram_problems.project_conflicts(gram, order, keep)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
     assert (got != torch.eye(m, dtype=torch.float64)).any() or m == 1
 
@@ -34,7 +35,7 @@ def test_project_conflicts_on_orthogonal_and_zero_rows(simt):
     rows = torch.randint(-2, 3, (40, 6, 3), generator=generator(2)).double()
     rows[:, 2] = 0
     gram, order, keep = rows @ rows.mT, torch.arange(6), torch.zeros(6, dtype=torch.bool)
-    got, want = simt.project_conflicts(gram, order, keep), reference.project_conflicts(gram, order, keep)
+    got, want = simt.project_conflicts(gram, order, keep), _gram_problems.project_conflicts(gram, order, keep)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
     assert (got[:, [0, 1, 3, 4, 5], 2] == 0).all()
     gram = torch.tensor([[[1.0, -1e-30, -1.0], [-1e-30, 0.0, 0.0], [-1.0, 0.0, 2.0]]], dtype=torch.float64)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from simt_library import KernelError
 
-from fl_lightning.ops import _trimmed_mean as reference
+from fl_lightning.ops import _reference as reference
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 

@@ -25,7 +25,7 @@ from fl_lightning.algorithms.attacks import Attack
 from fl_lightning.algorithms.guards import Guard
 from fl_lightning.data import Shards
 from fl_lightning.report.figures import new_figure
-from fl_lightning.report.style import LIGHT
+from fl_lightning.report.pictures import LIGHT
 
 A, G = fl.algorithms, fl.guards
 CLIENTS, ONLINE, CLASSES, ROUNDS = 100, 20, 10, 60

@@ -6,10 +6,8 @@ Uses ``ops`` and ``arguments``.
 
 from __future__ import annotations
 
-from fl_lightning.ops.solvers.box_min_norm import box_min_norm
 from fl_lightning.ops.solvers.dual_cone import dual_cone
 from fl_lightning.ops.solvers.linear_program import LinearProgram, linear_program
-from fl_lightning.ops.solvers.min_norm import min_norm
-from fl_lightning.ops.solvers.simplex import project_simplex
+from fl_lightning.ops.solvers.simplex import box_min_norm, min_norm, project_simplex
 
 __all__ = ["LinearProgram", "box_min_norm", "dual_cone", "linear_program", "min_norm", "project_simplex"]

@@ -5,7 +5,6 @@ Uses the rest of ``report`` and the rooms below it.
 """
 
 from fl_lightning.report.callbacks.client_table import ClientTable, format_client_table
-from fl_lightning.report.callbacks.fit_recorder import FitRecorder
-from fl_lightning.report.callbacks.report import Report
+from fl_lightning.report.callbacks.fit_recorder import FitRecorder, Report
 
 __all__ = ["ClientTable", "FitRecorder", "Report", "format_client_table"]

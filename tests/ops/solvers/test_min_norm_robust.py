@@ -7,7 +7,7 @@ import torch
 from qp_cases import families, gram_of, relative_gap
 
 from fl_lightning import ops, solvers
-from fl_lightning.ops import _active_set, _min_norm
+from fl_lightning.ops import _active_set, _gram_problems
 
 KINDS = tuple(families(np.random.default_rng(0), 1, 5))
 
@@ -91,7 +91,7 @@ def fuzz(seed, sizes, batch):
 @pytest.fixture
 def first_search_only(monkeypatch):
     """The second searches, for indefinite matrices, would hide faults of the first."""
-    monkeypatch.setattr(_min_norm, "_RIDGES", ())
+    monkeypatch.setattr(_gram_problems, "_RIDGES", ())
 
 
 @pytest.mark.usefixtures("first_search_only")

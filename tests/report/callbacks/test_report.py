@@ -8,7 +8,7 @@ import pytest
 from support import federated_blobs, fresh, quiet_trainer
 
 import fl_lightning as fl
-from fl_lightning.report.callbacks import Report, report
+from fl_lightning.report.callbacks import Report, fit_recorder
 
 pytest.importorskip("plotly")
 
@@ -52,13 +52,13 @@ def test_writing_is_bounded_and_counted(tmp_path, monkeypatch):
     """A clock in which a round takes 1 s and writing 2 s."""
     ticks, written = itertools.count(), []
     now = [0.0]
-    monkeypatch.setattr(report.time, "perf_counter", lambda: now[0] + next(ticks) * 1e-6)
+    monkeypatch.setattr(fit_recorder.time, "perf_counter", lambda: now[0] + next(ticks) * 1e-6)
 
     def slow(records, path):
         now[0] += 2.0
         written.append(len(records[0].rounds))
 
-    monkeypatch.setattr(report, "write_report", slow)
+    monkeypatch.setattr(fit_recorder, "write_report", slow)
 
     class Clock(L.Callback):
         def on_train_epoch_start(self, trainer, module):
