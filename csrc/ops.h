@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops as plain functions of pointers and sizes. Nothing here knows torch: tensors.h and extension.cpp do.
 //
-// What each op computes is defined by the pure-torch reference, fl_lightning/ops/_reference.py. Offsets are L + 1
-// numbers on the host that rise from 0 to the number of columns. All results are deterministic: sums run in a fixed
-// order whatever the number of threads, and whatever part of the columns a process holds.
+// What each op computes is defined by the pure-torch references, fl_lightning/ops/_reference.py and _gram_problems.py.
+// Offsets are L + 1 numbers on the host that rise from 0 to the number of columns. All results are deterministic: sums
+// run in a fixed order whatever the number of threads, and whatever part of the columns a process holds.
 #pragma once
 
 #include <cstdint>

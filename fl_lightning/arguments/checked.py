@@ -70,26 +70,31 @@ def check_unused(name: str, value: Any, default: Any, why: str) -> None:
 
 def _wrapped(function: Callable[..., Any], owner: str, rules: Mapping[str, Rule]) -> Callable[..., Any]:
     makes = owner.endswith("__init__")
+    order: list[str] = []
+    kinds: dict[str, Kind] = {}
+    takes_more: list[bool] = []
 
-    @cache  # at the first call: annotations may name what is defined later
-    def known() -> tuple[list[str], dict[str, Kind], bool]:
+    def prepare() -> None:
         parameters = inspect.signature(function).parameters
         hints, names = get_type_hints(function), list(parameters)
         unknown = rules.keys() - set(names)
         assert not unknown, f"{owner} must have the arguments {sorted(unknown)} that rules are for"
-        kinds = {n: kind_of(hints[n], rules.get(n)) for n in names if n in hints and rules.get(n) is not ANY}
-        return names, kinds, any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+        kinds.update({n: kind_of(hints[n], rules.get(n)) for n in names if n in hints and rules.get(n) is not ANY})
+        takes_more.append(any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()))
+        order.extend(names)
 
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        (order, kinds, takes_more), given, subject = known(), list(args), args[0] if makes else owner
+        if not order:
+            prepare()
+        given, subject = list(args), args[0] if makes else owner
         for place, name in enumerate(order[: len(given)]):
             if name in kinds:
                 given[place] = _taken(name, given[place], kinds[name], subject)
         for name, value in kwargs.items():
             if name in kinds:
                 kwargs[name] = _taken(name, value, kinds[name], subject)
-            elif name not in order and not takes_more:
+            elif name not in order and not takes_more[0]:
                 of = type(args[0]).__name__ if makes else owner
                 raise TypeError(f"{of} has no argument {name!r}{nearest(name, order)}")
         return function(*given, **kwargs)

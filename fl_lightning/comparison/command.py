@@ -101,18 +101,13 @@ def _parser() -> argparse.ArgumentParser:
         help='such as FedAvg "QFedAvg(q=2)" my_project.MyRule; the first is the reference',
     )  # fmt: skip
     parser.add_argument(
-        "--lr",
-        nargs="+",
-        type=partial(_number, float, 5e-324, _LARGEST, "be a positive number"),
+        "--lr", nargs="+", type=partial(_number, float, 5e-324, _LARGEST, "be a positive number"),
         help="learning rates to pick from; default the project's own",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--seeds",
-        nargs="+",
-        type=partial(_number, int, 0, math.inf, "not be negative"),
-        default=[3],
+        "--seeds", nargs="+", type=partial(_number, int, 0, math.inf, "not be negative"), default=[3],
         help="how many seeds (default 3), or several seeds",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--tuning-seeds", type=_count, metavar="N",
         help="pick learning rates with the first N seeds; the others run with the picked one alone; default all",
@@ -134,11 +129,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=_count, default=1, help="runs at a time (default 1)")
     parser.add_argument("--folder", type=Path, default=Path("comparison"), help="where results go (default comparison)")
     parser.add_argument(
-        "--save-seconds",
-        type=partial(_number, float, 0, _LARGEST, "not be negative"),
-        default=60.0,
+        "--save-seconds", type=partial(_number, float, 0, _LARGEST, "not be negative"), default=60.0,
         help="least seconds between a run's checkpoints (default 60)",
-    )
+    )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="only say what it would cost")
     return parser
 

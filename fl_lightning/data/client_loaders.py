@@ -115,12 +115,10 @@ class ClientLoaders:
             num_clients: these are the data of the client alone, who is one of so many; ``None``: of all clients.
         """
         mine = self.indices(client_id if num_clients is None else 0)
-        parts = [mine if k == client_id else mine[:0] for k in range(num_clients or len(self))]
-        other = copy.copy(self)
-        other._parts = ClientIndices(parts, self._parts.num_samples, self._parts.names if num_clients is None else None)
-        other.sizes, other.num_trained = other._parts.sizes, other._parts.num_trained
-        other.names = numbered(len(parts)) if other._parts.names is None else other._parts.names
-        return other
+        vectors = [mine if k == client_id else mine[:0] for k in range(num_clients or len(self))]
+        names = self._parts.names if num_clients is None else None
+        parts = ClientIndices(vectors, self._parts.num_samples, names)
+        return ClientLoaders(self.dataset, parts, self.stage, self.settings)
 
     def __len__(self) -> int:
         """Number of clients."""

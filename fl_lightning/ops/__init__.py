@@ -31,18 +31,7 @@ from fl_lightning.ops._library import Backend, backend
 from fl_lightning.ops._qp import common_descent, min_norm, project_conflicts
 
 __all__ = [
-    "Backend",
-    "backend",
-    "common_descent",
-    "layer_combine",
-    "layer_cross_combine",
-    "layer_cross_gram",
-    "layer_dots",
-    "layer_gram",
-    "layer_squares",
-    "min_norm",
-    "project_conflicts",
-    "puc_combine",
-    "puc_track",
+    "Backend", "backend", "common_descent", "layer_combine", "layer_cross_combine", "layer_cross_gram", "layer_dots",
+    "layer_gram", "layer_squares", "min_norm", "project_conflicts", "puc_combine", "puc_track",
     "trimmed_mean",
-]
+]  # fmt: skip

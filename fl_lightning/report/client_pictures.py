@@ -11,7 +11,6 @@ from fl_lightning.report.number_formats import STAGES, number
 from fl_lightning.report.pictures import (
     BETTER,
     COLORS,
-    MAX_DOTS,
     MAX_NAMED,
     SYMBOLS,
     Picture,
@@ -26,6 +25,7 @@ from fl_lightning.report.pictures import (
 )
 from fl_lightning.report.runs_of_a_method import ClientPoint, Method, Stage, metrics_of, records_of
 
+MAX_DOTS = 2_000  # of a method's clients
 _SIDEWAYS = {"max": "right is better", "min": "left is better", "abs": "near 0 is better"}
 
 

@@ -22,7 +22,6 @@ from fl_lightning.report.pictures import (
     spec,
     thin_words,
     thinned,
-    unique,
 )
 from fl_lightning.report.record import FitRecord, RoundTable
 from fl_lightning.report.runs_of_a_method import Method, called, metrics_of, series_of, told, worst_first
@@ -127,7 +126,7 @@ def partition(methods: Sequence[Method]) -> Picture | None:
 
 def _held(record: FitRecord) -> Spec:
     _, rows = _drawn(worst_first(record))
-    names = unique([hover_name(called(record, client)) for client in rows])
+    names = _unique([hover_name(called(record, client)) for client in rows])
     ticks = [escaped(record.client_names[client], 14) for client in rows]
     x = {"type": "category", "showticklabels": len(rows) <= MAX_NAMED, "tickmode": "array",
          "tickvals": list(range(len(rows))), "ticktext": ticks, "showgrid": False}  # fmt: skip
@@ -142,7 +141,7 @@ def _held(record: FitRecord) -> Spec:
     z = np.array([held.counts[client] for client in rows], dtype=np.float64).T
     heat = {
         "type": "heatmap", "z": numbers(z), "x": names[: len(rows)], "colorscale": "@blue", "zmin": 0,
-        "zmax": max(1.0, float(z.max())), "y": unique([hover_name(name) for name in held.columns]),
+        "zmax": max(1.0, float(z.max())), "y": _unique([hover_name(name) for name in held.columns]),
         "hovertemplate": f"%{{x}}<br>{escaped(held.kind)} %{{y}}: %{{z:,}} samples<extra></extra>",
         "colorbar": {"title": {"text": "samples"}, "len": 0.72, "y": 0, "yanchor": "bottom"},
     }  # fmt: skip
@@ -159,7 +158,7 @@ def _drawn(order: list[int]) -> tuple[list[int], list[int]]:
 def _map(z: _Cells, rows: Sequence[str], x: Sequence[int], scale: str, bar: str, hover: str, axis: str) -> Spec:
     """A heat map of rows over rounds; hovering shows their names. :func:`_same_scale` comes after it."""
     drawn = {
-        "type": "heatmap", "z": numbers(z), "x": numbers(x, "i4"), "y": unique([hover_name(name) for name in rows]),
+        "type": "heatmap", "z": numbers(z), "x": numbers(x, "i4"), "y": _unique([hover_name(name) for name in rows]),
         "colorscale": f"@{scale}", "hoverongaps": False, "hovertemplate": f"%{{y}}<br>{hover}<extra></extra>",
         "zmin": float(np.nanmin(z)) if np.isfinite(z).any() else 0.0,
         "zmax": float(np.nanmax(z)) if np.isfinite(z).any() else 1.0, "colorbar": {"title": {"text": bar}},
@@ -207,3 +206,13 @@ def _same_scale(specs: Sequence[Spec], kind: Literal["from 0", "signed", "as fou
     low = 0.0 if kind == "from 0" else low
     for trace in traces:
         trace |= {"zmin": low, "zmax": high if high > low else low + 1}
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """Names that differ, because rows with one name would be one row."""
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        found.append(name + "\u200b" * (seen[name] - 1))
+    return found

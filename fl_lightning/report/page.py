@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fl_lightning.arguments import FILLED, checked
+from fl_lightning.arguments.kinds import listed
 from fl_lightning.core.errors import how_to_install
 from fl_lightning.report import client_pictures, heat_maps, round_pictures, tables
 from fl_lightning.report.conclusion import lede
@@ -127,7 +128,7 @@ def _heading(methods: Sequence[Method]) -> str:
     labels = [isolated(shortened(method.label, 40)) for method in methods]
     if len(labels) > 4:
         return f"{_counted(methods)}: {', '.join(labels[:3])} and others"
-    return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
+    return listed(labels, "and")
 
 
 def _counted(methods: Sequence[Method]) -> str:

@@ -22,8 +22,6 @@ Spec = dict[str, Any]
 """``data``, ``layout`` and ``height`` for plotly.js; colours stand as ``"@ink"``, ``"@c0"`` and so on, which the page
 replaces by those of its theme. ``"@c0+22"`` has so much opacity."""
 
-MAX_POINTS = 1_000  # of a line
-MAX_DOTS = 2_000  # of a method's clients
 MAX_NAMED = 40  # clients that get a line with their name
 COLORS = 8
 BETTER = {"max": "up is better", "min": "down is better", "abs": "near 0 is better"}
@@ -147,16 +145,6 @@ def line(label: str, color: int, x: Sequence[float], y: Sequence[float | None], 
         "marker": {"color": look, "size": 7, "symbol": symbol},
         "hovertemplate": f"{escaped(label, 60)}: %{{y:.4~g}}<extra></extra>",
     }  # fmt: skip
-
-
-def unique(names: Sequence[str]) -> list[str]:
-    """Names that differ, because rows with one name would be one row."""
-    seen: dict[str, int] = {}
-    found = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        found.append(name + "\u200b" * (seen[name] - 1))
-    return found
 
 
 def thinned(count: int, most: int) -> list[int]:

@@ -11,7 +11,6 @@ from fl_lightning.report.number_formats import duration
 from fl_lightning.report.pictures import (
     BETTER,
     COLORS,
-    MAX_POINTS,
     Picture,
     Spec,
     binned,
@@ -28,6 +27,7 @@ from fl_lightning.report.pictures import (
 from fl_lightning.report.record import FitRecord, RoundSeries
 from fl_lightning.report.runs_of_a_method import Method, metrics_of, records_of, seconds_of, series_of
 
+_POINTS = 1_000  # of a line
 _BINS = 100
 
 
@@ -119,7 +119,7 @@ def _validated(
     return picture(
         key, title, {metric: each for metric, each in drawn.items() if each is not None}, words,
         _averaged(methods, f", bands{banded} reach from the lowest seed to the highest"),
-        f"Of {longest:,} evaluations, {MAX_POINTS:,} are drawn." if longest > MAX_POINTS else "", choose="metric",
+        f"Of {longest:,} evaluations, {_POINTS:,} are drawn." if longest > _POINTS else "", choose="metric",
     )  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def _curve(
     series = [series_of(record, metric, "val") for record in method.records]
     found = [dict(zip(s.rounds, s.summaries.get(key, ()), strict=False)) for s in series if s is not None]
     rounds = sorted(set(found[0]).intersection(*found[1:])) if found else []
-    rounds = [rounds[k] for k in thinned(len(rounds), MAX_POINTS)]
+    rounds = [rounds[k] for k in thinned(len(rounds), _POINTS)]
     columns = [[v for s in found if (v := s[number]) is not None] for number in rounds]
     if not any(columns):
         return []

@@ -120,18 +120,18 @@ class Method:
         return found
 
     @property
-    def conflicts(self) -> float | None:
-        """Share of a round's clients in conflict with the step; bounds have none."""
+    def conflicts(self) -> float:
+        """Share of a round's clients in conflict with the step; NaN for bounds."""
         clients = sum(sum(record.rounds.clients) for record in self.records)
         if self.is_bound or not clients:
-            return None
+            return nan
         return sum(sum(record.rounds.conflicts) for record in self.records) / clients
 
     @property
-    def seconds(self) -> float | None:
-        """Seconds of a fit: training, server and evaluation of all rounds."""
+    def seconds(self) -> float:
+        """Seconds of a fit: training, server and evaluation of all rounds; NaN without a round."""
         found = [sum(seconds_of(record).values()) for record in self.records if len(record.rounds)]
-        return fmean(found) if found else None
+        return fmean(found) if found else nan
 
 
 def by_method(records: Sequence[FitRecord]) -> list[Method]:

@@ -11,6 +11,7 @@ from fl_lightning.comparison.files import read_run, write_run
 from fl_lightning.report import ClientValues, FitRecord, MetricSeries
 from fl_lightning.report.conclusion import lede
 from fl_lightning.report.runs_of_a_method import by_method, count_infinite
+from fl_lightning.report.tables import comparison
 
 
 def alone(*rounds):
@@ -43,7 +44,8 @@ def test_an_infinite_value_of_a_client_alone_stays_one():
     assert found.last_values("val").values["val_acc"] == (None, 0.5, None)
     assert count_infinite(found, found.last_values("val"), "val_acc") == 1
     # Nor does a report call another client the worst off.
-    first, _ = lede(by_method([found]), "val")
+    methods = by_method([found])
+    first, _ = lede(methods, "val", comparison(methods, "val"))
     assert first == "With \u2068FedAvg\u2069, the val_acc of a client is infinite at the end."
 
 

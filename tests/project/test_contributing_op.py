@@ -56,7 +56,7 @@ def copy(tmp_path_factory):
     insert("fl_lightning/ops/_layers.py", "@torch.no_grad()\ndef layer_combine(", block["public"] + "\n\n")
     exports = "fl_lightning/ops/__init__.py"
     insert(exports, "from fl_lightning.ops._library import", "from fl_lightning.ops._layers import layer_lengths\n")
-    insert(exports, '    "layer_squares",\n', '    "layer_lengths",\n')
+    insert(exports, '"layer_squares", ', '"layer_lengths", ')
     insert("tests/implementations.py", '        "layer_dots": (', block["sample"])
     with (folder / "tests/ops/test_kernels.py").open("a", encoding="utf-8") as file:
         file.write("\n\n" + block["test"])
