@@ -211,15 +211,12 @@ class ClientRunner:
             roots.append(self.trainer.datamodule)  # type: ignore[attr-defined]
         return generators_in(*roots) if roots else []
 
-    def follow_optimizers(self) -> bool:
-        """Uses the trainer's present optimizers from now on; returns whether they were replaced."""
+    def take_optimizers(self) -> None:
+        """The trainer's optimizers were replaced by others, which :attr:`optimizers` follows already."""
         trainer = self.trainer
-        if not self.optimizers.follow(trainer.optimizers):
-            return False
         trainer.optimizers = list(trainer.optimizers)  # Lightning steps with wrappers that it makes of a new list
         if self._optimizer is not None:
             self._optimizer.follow(trainer.optimizers[0])
-        return True
 
     def planned_cost(self, task: ClientTask) -> int:
         """How long a client takes beside others: optimizer steps, or samples where it uploads a full gradient."""

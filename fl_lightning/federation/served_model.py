@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.clients.bound_parameters import BoundParameters, trained_names
+from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.federation.module_state import HomeModule
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.lightning.names import LightningModule
-from fl_lightning.lightning.optimizers import configured_optimizers
+from fl_lightning.lightning.optimizers import configured_optimizers, trained_names
 
 _DTYPES = {"32-true": None, "64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
 

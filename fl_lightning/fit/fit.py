@@ -22,7 +22,7 @@ from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.server import Server
-from fl_lightning.fit.uploads import Round
+from fl_lightning.fit.uploads import Round, merge_left
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.fit_description import FitDescription, check_resume, remembers
 from fl_lightning.lightning.names import Trainer, rank_zero_info
@@ -194,7 +194,7 @@ class FederatedFit:
         trained = current.seconds
         record = self._server.close_round(current)
         runner.optimizers.commit(record.client_ids)
-        clients.merge(current.uploads, record.client_ids)
+        merge_left(runner.visits, current.uploads, record.client_ids)
         self._round = None
         planned = sum(upload.planned for upload in current.uploads if upload.client_id in record.client_ids)
         steps = clients.schedules.count(record.client_ids)
