@@ -129,7 +129,7 @@ MUTATIONS = [
         "",
     ),
     visit("the visit counts for no schedule", "        side.schedules.count(counted)\n", ""),
-    visit("what the visit left is not merged", "        side.merge(uploads, counted)\n", ""),
+    visit("what the visit left is not merged", "        merge_left(side.runner.visits, uploads, counted)\n", ""),
     visit(
         "a loss is one of the first round",
         "side.losses_at(self._message.round,",
