@@ -28,27 +28,17 @@ class ClientHooks:
         self._corrects = overrides(rule, "correct_gradients")
         # The rule sees gradients, and may keep them beyond a step for all that is known.
         self.keeps_gradients = self._corrects and not type(rule).__module__.startswith("fl_lightning.")
-        self._features = FeatureRecorder(module) if rule.needs.features else None
+        self.features = FeatureRecorder(module) if rule.needs.features else None  # installed while clients train
         self.work: LocalWork | None = None  # the client in training
         self.index = 0  # of the batch in its pass; Lightning hides it from a training_step that does not ask
         self.rate: Callable[[], float | None] | None = None  # where it may change within a visit
-
-    def install(self) -> None:
-        """Local training begins."""
-        if self._features is not None:
-            self._features.install()
-
-    def remove(self) -> None:
-        """Local training is over."""
-        if self._features is not None:
-            self._features.remove()
 
     def begin_batch(self, batch: Any) -> None:
         """Tells the client rule that the module is about to see a batch."""
         if self.work is None:
             return
-        if self._features is not None:
-            self._features.forget()
+        if self.features is not None:
+            self.features.forget()
         if self.rate is not None:
             self.work.client_lr = self.rate()
         if self._begins:

@@ -126,10 +126,10 @@ class ClientRunner:
                 task.num_samples, optimizers.lr, optimizers.momentum, batches=partial(self._batches_of, client),
                 window=self.batches.window,
             )  # fmt: skip
-            self.schedules.begin_visit()
+            moves = self.schedules.begin_visit()
             self.visits.begin()
             # The rule sees the learning rate of each step where something may change it within a visit.
-            changes = optimizers.lr is not None and (self.schedules.move_in_visits or self.full_path is not None)
+            changes = optimizers.lr is not None and (moves or self.full_path is not None)
             self.hooks.rate = optimizers.present_lr if changes else None
             if needs.full_gradients:
                 loss: Tensor | None = self._full.step(work, self.local.log, self.rows.row(task.index))

@@ -45,7 +45,8 @@ class LocalTrainer:
         work.forward_context, work.own_loss, self._passed = self._calls.precision.train_step_context, self._own_loss, 0
         self._rule.begin_client(work)
         self.log.install(self._step.hook)
-        hooks.install()
+        if hooks.features is not None:
+            hooks.features.install()
         self._step.begin_visit()
         losses: list[Tensor] = []
         sizes: list[int] = []
@@ -69,7 +70,8 @@ class LocalTrainer:
                 self.skipped += loss is None and self._automatic
         finally:
             self.log.remove()
-            hooks.remove()
+            if hooks.features is not None:
+                hooks.features.remove()
         if done == 0:
             raise ValueError(f"client {work.client_id} has no batch to train on ({work.num_samples} samples)")
         return _weighted_mean(losses, sizes) if losses else None

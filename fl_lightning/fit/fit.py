@@ -24,7 +24,7 @@ from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.server import Server
 from fl_lightning.fit.uploads import Round, merge_left
 from fl_lightning.lightning.batches import ClientTask
-from fl_lightning.lightning.fit_description import FitDescription, check_resume, remembers
+from fl_lightning.lightning.fit_description import check_resume
 from fl_lightning.lightning.names import Trainer, rank_zero_info
 
 
@@ -60,8 +60,7 @@ class FederatedFit:
         else:
             path = self._trainer.ckpt_path
             source = "the last fit's state" if path is None else f"the checkpoint {path}"
-            found = FitDescription.from_state_dict(states["fit"])
-            check_resume(found, self.description, source, remembers(states), self._options.strict_resume)
+            check_resume(states, self.description, source, self._options.strict_resume)
             server.load(states)
             self.clients.runner.optimizers.load_state_dict(states["client_optimizers"])
             if "schedules" in states:  # files of earlier versions have none
