@@ -1,22 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How batches reach the module, the losses that come back, and losses, accuracies and full gradients of clients."""
+"""How a client's batch reaches the module, the loss that comes back, and loss and accuracy of a client's data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms.base import ClientRule, overrides
-from fl_lightning.algorithms.records import LocalWork, Needs
+from fl_lightning.algorithms.records import Needs
 from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.lightning.batches import loss_of, move_to_device
-from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
-from fl_lightning.lightning.fast_log import TrainingLog
 from fl_lightning.lightning.inspection import takes_batch_index, transfer_is_hooked
 from fl_lightning.lightning.module.object_state import Undone
 from fl_lightning.lightning.names import LightningModule, Trainer
@@ -57,59 +53,6 @@ class ModuleCalls:
         if loss is None:
             raise ValueError("training_step must return a loss for every batch for this method, found None")
         return loss
-
-
-@dataclass(frozen=True)
-class FullGradients:
-    """Uploads the gradient of all of a client's data, in place of local training (FedSGD)."""
-
-    loop: FederatedEpochLoop
-    calls: ModuleCalls
-    batches: ClientBatches
-    rule: ClientRule
-
-    def step(self, work: LocalWork, log: TrainingLog, out: Tensor) -> Tensor:
-        """Writes the learning rate times a client's full gradient to ``out`` (``[n]``); returns its mean loss."""
-        if overrides(self.rule, "begin_client"):  # it looks at the client's data at the global parameters
-            work.forward_context = self.calls.precision.val_step_context
-            with self.calls.undone():
-                self.rule.begin_client(work)
-        log.install("training_step")
-        try:
-            loss = self._gradient(work, out)
-        finally:
-            log.remove()
-        self.loop.count_step()
-        work.steps += 1
-        return loss
-
-    def _gradient(self, work: LocalWork, out: Tensor) -> Tensor:
-        assert work.client_lr is not None
-        assert work.batches is not None
-        total: Tensor | None = None
-        number = self.batches.loaders.num_batches(work.client_id, merge_single=self.batches.merges)
-        for parameter in work.parameters:
-            parameter.grad = None
-        for index, (batch, size) in enumerate(work.batches()):
-            self.loop.clock.begin_batch(is_last=index + 1 == number)
-            self.loop.expect(batch, size)
-            with self.calls.precision.train_step_context():
-                loss = self.calls.training_loss(batch, index)
-            if loss is None:
-                raise ValueError(
-                    f"training_step must return a loss for full gradients, found None at client {work.client_id}"
-                )
-            share = loss * (size / work.num_samples)
-            torch.autograd.backward(share)
-            total = share.detach() if total is None else total + share.detach()
-        if total is None:
-            raise ValueError(f"client {work.client_id} has no batch to train on ({work.num_samples} samples)")
-        for parameter, view in zip(work.parameters, work.layout.views(out), strict=True):
-            gradient = parameter.grad
-            if gradient is not None and gradient.is_sparse:
-                gradient = gradient.to_dense()
-            view.zero_() if gradient is None else torch.mul(gradient, work.client_lr, out=view)
-        return total
 
 
 class ClientLosses:

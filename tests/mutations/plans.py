@@ -61,7 +61,7 @@ MUTATIONS = [
     ),
     clipping(
         "gradients are never clipped",
-        "            self._calls.module.clip_gradients(self._optimizer.wrapped)",
+        "            self._calls.module.clip_gradients(optimizer.wrapped)",
         "            pass",
     ),
 ]
