@@ -18,13 +18,12 @@ from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.client_batches import ClientBatches, LocalOptions
-from fl_lightning.clients.client_hooks import ClientHooks
 from fl_lightning.clients.client_optimizers import ClientOptimizers
 from fl_lightning.clients.local_training import EagerGradients, FastSGD, LocalTrainer
-from fl_lightning.clients.module_calls import ClientLosses, ModuleCalls
 from fl_lightning.clients.module_visits import ModuleVisits
 from fl_lightning.clients.planned.planned_gradients import PlannedGradients
 from fl_lightning.clients.schedules import Schedules
+from fl_lightning.clients.step_calls import ClientHooks, ClientLosses, ModuleCalls
 from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.lightning.batches import ClientTask

@@ -15,8 +15,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from fl_lightning.algorithms.base import ClientRule, overrides
 from fl_lightning.algorithms.records import LocalWork
 from fl_lightning.clients.client_batches import ClientBatches
-from fl_lightning.clients.client_hooks import ClientHooks
-from fl_lightning.clients.module_calls import ModuleCalls
+from fl_lightning.clients.step_calls import ClientHooks, ModuleCalls
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.lightning.fast_log import TrainingLog
 

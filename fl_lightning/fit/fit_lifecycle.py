@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.client_batches import ClientBatches
-from fl_lightning.clients.client_hooks import ClientHooks
 from fl_lightning.clients.client_optimizers import scheduled_state
+from fl_lightning.clients.step_calls import ClientHooks
 from fl_lightning.core.layout import names_in
 from fl_lightning.core.records import RoundRecord, round_metrics
 from fl_lightning.data.client_loaders import ClientLoaders
