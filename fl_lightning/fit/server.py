@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's side of a round: check uploads, aggregate, apply the step, record what happened."""
+"""The server's side of a round: check uploads, aggregate, apply the step, record what happened; memory of a fit."""
 
 from __future__ import annotations
 
