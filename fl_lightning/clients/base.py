@@ -81,7 +81,7 @@ class CohortRunner(ABC):
 
         Row ``task.index`` of the round's rows then holds the client's update. Everything that the client left behind
         has happened in this process: its steps are counted, what it logged is logged, its optimizer state and what its
-        rule needs for ``commit`` are in their places (``training.visits.Replays`` does all that). The caller puts
+        rule needs for ``commit`` are in their places (``clients.visits.Replays`` does all that). The caller puts
         parameters, buffers and optimizers back, also after an error.
 
         Raises:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module whose parameters are views of flat vectors, and which of them are trained.
+"""A module whose trained parameters are views of flat vectors.
 
 Between clients they are bound to the global vector ``theta``, in local training to memory of :class:`UpdateRows`.
 Binding assigns views and copies nothing, so a client cannot damage the global weights: binding them again brings them
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fl_lightning.core.layout import LayerSpec, ParamLayout
-from fl_lightning.core.modules import still_parameters, trained_parameters
+from fl_lightning.core.modules import still_parameters
 from fl_lightning.core.tensors import aligned, not_finite
-from fl_lightning.lightning.optimizers import given_optimizers, with_wrapped
+from fl_lightning.lightning.optimizers import trained_names
 from fl_lightning.ops.dtypes import accumulation_device
 
 
@@ -193,30 +193,3 @@ def _has_sum(tensor: Tensor) -> bool:
 def _some(names: Sequence[str], shown: int = 5) -> str:
     rest = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(repr(name) for name in names[:shown]) + rest
-
-
-def trained_names(module: nn.Module, optimizers: Sequence[Optimizer]) -> tuple[str, ...]:
-    """Names of the parameters that require gradients and that one of the optimizers holds.
-
-    A module without optimizers moves its parameters by hand: there, all that require gradients count.
-    """
-    given = given_optimizers(optimizers)
-    able = trained_parameters(module, None)
-    if not given:
-        return tuple(able)
-    kind = type(module).__name__
-    groups = [group for optimizer, _ in with_wrapped(given) for group in optimizer.param_groups]
-    held = {id(tensor): tensor for group in groups for tensor in group["params"]}
-    own = {id(parameter) for parameter in module.parameters()}
-    for key, tensor in held.items():
-        if tensor.requires_grad and key not in own:
-            raise ValueError(
-                f"optimizers must hold parameters of {kind} alone, found a tensor of shape {tuple(tensor.shape)} that "
-                "is none: no update would hold it; make it an nn.Parameter of the module, or register its submodule"
-            )
-    names = tuple(name for name, parameter in able.items() if id(parameter) in held)
-    if not names:
-        raise ValueError(
-            f"an optimizer of configure_optimizers must hold a parameter of {kind} that requires gradients, found none"
-        )
-    return names

@@ -18,20 +18,12 @@ from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.client_batches import ClientBatches, LocalOptions
-from fl_lightning.clients.client_hooks import ClientHooks
 from fl_lightning.clients.client_optimizers import ClientOptimizers
-from fl_lightning.clients.local_training import (
-    EagerGradients,
-    FastSGD,
-    LeanStep,
-    LightningStep,
-    LocalStep,
-    LocalTrainer,
-)
-from fl_lightning.clients.module_calls import ClientLosses, FullGradients, ModuleCalls
+from fl_lightning.clients.local_training import EagerGradients, FastSGD, LocalTrainer
 from fl_lightning.clients.module_visits import ModuleVisits
 from fl_lightning.clients.planned.planned_gradients import PlannedGradients
 from fl_lightning.clients.schedules import Schedules
+from fl_lightning.clients.step_calls import ClientHooks, ClientLosses, ModuleCalls
 from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.lightning.batches import ClientTask
@@ -70,17 +62,13 @@ class ClientRunner:
         self.visits = ModuleVisits(self.module)  # of what the module has beside parameters and buffers
         self.batches = batches
         self._calls = ModuleCalls(trainer)
-        step: LocalStep = LightningStep(loop)
         self.plans: PlannedGradients | None = None
-        self._optimizer: FastSGD | None = None  # of steps without Lightning's hooks
+        eager = None
         if self.full_path is None:
-            self._optimizer = FastSGD(trainer.optimizers[0])
-            eager = EagerGradients(self._calls, self.hooks, self._optimizer)
+            eager = EagerGradients(self._calls, self.hooks, FastSGD(trainer.optimizers[0]))
             if options.planned_steps and binding.theta.device.type == "cpu":
                 self.plans = PlannedGradients(eager, binding.parameters)
-            step = LeanStep(loop, eager, self.plans or eager)
-        self.local = LocalTrainer(loop, self._calls, batches, rule, self.hooks, step)
-        self._full = FullGradients(loop, self._calls, batches, rule)
+        self.local = LocalTrainer(loop, self._calls, batches, rule, self.hooks, self.plans or eager)
         self._losses = ClientLosses(self._calls, batches, options.loss_batch_size)
         self.generators: list[Any] = []  # random generators that the training data keep for themselves
 
@@ -126,13 +114,13 @@ class ClientRunner:
                 task.num_samples, optimizers.lr, optimizers.momentum, batches=partial(self._batches_of, client),
                 window=self.batches.window,
             )  # fmt: skip
-            self.schedules.begin_visit()
+            moves = self.schedules.begin_visit()
             self.visits.begin()
             # The rule sees the learning rate of each step where something may change it within a visit.
-            changes = optimizers.lr is not None and (self.schedules.move_in_visits or self.full_path is not None)
+            changes = optimizers.lr is not None and (moves or self.full_path is not None)
             self.hooks.rate = optimizers.present_lr if changes else None
             if needs.full_gradients:
-                loss: Tensor | None = self._full.step(work, self.local.log, self.rows.row(task.index))
+                loss: Tensor | None = self.local.full_gradient(work, self.rows.row(task.index))
                 report = self.rule.end_client(work)
                 self.rows.received(task.index)
             else:
@@ -211,15 +199,12 @@ class ClientRunner:
             roots.append(self.trainer.datamodule)  # type: ignore[attr-defined]
         return generators_in(*roots) if roots else []
 
-    def follow_optimizers(self) -> bool:
-        """Uses the trainer's present optimizers from now on; returns whether they were replaced."""
+    def take_optimizers(self) -> None:
+        """The trainer's optimizers were replaced by others, which :attr:`optimizers` follows already."""
         trainer = self.trainer
-        if not self.optimizers.follow(trainer.optimizers):
-            return False
         trainer.optimizers = list(trainer.optimizers)  # Lightning steps with wrappers that it makes of a new list
-        if self._optimizer is not None:
-            self._optimizer.follow(trainer.optimizers[0])
-        return True
+        if self.local.gradients is not None:
+            self.local.gradients.optimizer.follow(trainer.optimizers[0])
 
     def planned_cost(self, task: ClientTask) -> int:
         """How long a client takes beside others: optimizer steps, or samples where it uploads a full gradient."""

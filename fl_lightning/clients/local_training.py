@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local training of one client on the bound module: a visit's steps, one step in two ways, its loss and gradients."""
+"""Local training of one client on the bound module: a visit's steps, one step in two ways, or its full gradient."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,17 +12,20 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.base import ClientRule, overrides
 from fl_lightning.algorithms.records import LocalWork
 from fl_lightning.clients.client_batches import ClientBatches
-from fl_lightning.clients.client_hooks import ClientHooks
-from fl_lightning.clients.module_calls import ModuleCalls
+from fl_lightning.clients.step_calls import ClientHooks, ModuleCalls
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.lightning.fast_log import TrainingLog
 
 
 class LocalTrainer:
-    """Takes a client's local steps."""
+    """Takes a client's local steps: through every hook that Lightning runs for a batch, or without them.
+
+    Without hooks it does the same arithmetic, for fits in which nothing overrides them; ``gradients`` are given then.
+    Where hooks run, the strategy calls the client's in between.
+    """
 
     def __init__(
         self,
@@ -30,10 +34,10 @@ class LocalTrainer:
         batches: ClientBatches,
         rule: ClientRule,
         hooks: ClientHooks,
-        step: LocalStep,
+        gradients: LossGradients | None,
     ) -> None:
-        self._clock, self._calls, self._batches = loop.clock, calls, batches
-        self._rule, self._hooks, self._step = rule, hooks, step
+        self._loop, self._clock, self._calls, self._batches = loop, loop.clock, calls, batches
+        self._rule, self._hooks, self.gradients = rule, hooks, gradients
         self.log: TrainingLog = loop.fast_log()  # in place of the module's ``log``
         self._automatic = calls.module.automatic_optimization
         self._passed = self.skipped = 0  # of the visit: batches in earlier passes; without a loss, if automatic
@@ -44,12 +48,15 @@ class LocalTrainer:
         hooks.work = work
         work.forward_context, work.own_loss, self._passed = self._calls.precision.train_step_context, self._own_loss, 0
         self._rule.begin_client(work)
-        self.log.install(self._step.hook)
-        hooks.install()
-        self._step.begin_visit()
+        self.log.install(None if self.gradients is None else "training_step")
+        if hooks.features is not None:
+            hooks.features.install()
+        if self.gradients is not None:
+            self.gradients.begin_visit()
         losses: list[Tensor] = []
         sizes: list[int] = []
         done, clock, opens, self.skipped = 0, self._clock, True, 0
+        step = self._loop.local_step if self.gradients is None else partial(self._lean_step, self.gradients)
         try:
             for batch, size, hooks.index, ends_pass, is_last in self._batches.in_training(work.client_id, work.round):
                 place, self._passed = hooks.index % work.window, done - hooks.index
@@ -58,7 +65,7 @@ class LocalTrainer:
                 # A collate_fn that finds no sample to use gives no batch, as in Lightning; then the next one opens.
                 loss, stop = None, False
                 if batch is not None:
-                    loss, stop = self._step(batch, done, size)
+                    loss, stop = step(batch, done, size)
                     opens = False
                 done += 1
                 if loss is not None:
@@ -69,14 +76,76 @@ class LocalTrainer:
                 self.skipped += loss is None and self._automatic
         finally:
             self.log.remove()
-            hooks.remove()
+            if hooks.features is not None:
+                hooks.features.remove()
         if done == 0:
             raise ValueError(f"client {work.client_id} has no batch to train on ({work.num_samples} samples)")
         return _weighted_mean(losses, sizes) if losses else None
 
+    def _lean_step(self, gradients: LossGradients, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
+        """See :meth:`FederatedEpochLoop.local_step`."""
+        batch, optimizer, loop = self._calls.to_device(batch), gradients.optimizer, self._loop
+        loop.expect(batch, size)
+        self._hooks.begin_batch(batch)
+        loss = gradients(batch, index)
+        self._hooks.before_optimizer_step()
+        if loop.trainer.gradient_clip_val is not None:
+            self._calls.module.clip_gradients(optimizer.wrapped)
+        optimizer.step()
+        loop.count_step()
+        if self._clock.scheduled:
+            self._clock.end_step()
+        return loss, False
+
     def _own_loss(self, batch: Any, index: int) -> Tensor:
         """The module's loss of a batch of the present pass, under its place in the visit, as ``training_step`` is."""
         return self._calls.unlogged_loss(batch, index + self._passed)
+
+    def full_gradient(self, work: LocalWork, out: Tensor) -> Tensor:
+        """Trains nothing (FedSGD): writes the learning rate times a client's full gradient to ``out [n]``.
+
+        Returns the mean loss.
+        """
+        if overrides(self._rule, "begin_client"):  # it looks at the client's data at the global parameters
+            work.forward_context = self._calls.precision.val_step_context
+            with self._calls.undone():
+                self._rule.begin_client(work)
+        self.log.install("training_step")
+        try:
+            loss = self._gradient(work, out)
+        finally:
+            self.log.remove()
+        self._loop.count_step()
+        work.steps += 1
+        return loss
+
+    def _gradient(self, work: LocalWork, out: Tensor) -> Tensor:
+        assert work.client_lr is not None
+        assert work.batches is not None
+        total: Tensor | None = None
+        number = self._batches.loaders.num_batches(work.client_id, merge_single=self._batches.merges)
+        for parameter in work.parameters:
+            parameter.grad = None
+        for index, (batch, size) in enumerate(work.batches()):
+            self._clock.begin_batch(is_last=index + 1 == number)
+            self._loop.expect(batch, size)
+            with self._calls.precision.train_step_context():
+                loss = self._calls.training_loss(batch, index)
+            if loss is None:
+                raise ValueError(
+                    f"training_step must return a loss for full gradients, found None at client {work.client_id}"
+                )
+            share = loss * (size / work.num_samples)
+            torch.autograd.backward(share)
+            total = share.detach() if total is None else total + share.detach()
+        if total is None:
+            raise ValueError(f"client {work.client_id} has no batch to train on ({work.num_samples} samples)")
+        for parameter, view in zip(work.parameters, work.layout.views(out), strict=True):
+            gradient = parameter.grad
+            if gradient is not None and gradient.is_sparse:
+                gradient = gradient.to_dense()
+            view.zero_() if gradient is None else torch.mul(gradient, work.client_lr, out=view)
+        return total
 
 
 def _weighted_mean(losses: list[Tensor], sizes: list[int]) -> Tensor:
@@ -91,66 +160,10 @@ def _weighted_mean(losses: list[Tensor], sizes: list[int]) -> Tensor:
     return (wide * torch.tensor(sizes, dtype=wide.dtype, device=wide.device)).sum() / sum(sizes)
 
 
-class LocalStep(ABC):
-    """Takes one step on a batch."""
-
-    hook: str | None  # in which ``self.log`` takes itself to be in a visit; ``None``: Lightning says so for each
-
-    @abstractmethod
-    def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
-        """Takes the step, or gathers gradients for it: the loop's clock knows which.
-
-        Returns the detached loss, if the module gave one, and whether a hook asked the client to stop.
-        """
-
-    def begin_visit(self) -> None:
-        """A client is about to train."""
-
-
-class LightningStep(LocalStep):
-    """Runs every hook that Lightning runs for a batch; the strategy calls the client's hooks in between."""
-
-    hook: str | None = None
-
-    def __init__(self, loop: FederatedEpochLoop) -> None:
-        self._loop = loop
-
-    def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
-        """See :class:`LocalStep`."""
-        return self._loop.local_step(batch, index, size)
-
-
-class LeanStep(LocalStep):
-    """Does the same arithmetic without the hooks, for fits in which nothing overrides them."""
-
-    hook: str | None = "training_step"
-
-    def __init__(self, loop: FederatedEpochLoop, eager: EagerGradients, gradients: LossGradients) -> None:
-        self._trainer, self._loop, self._gradients = loop.trainer, loop, gradients
-        self._calls, self._hooks, self._optimizer = eager.calls, eager.hooks, eager.optimizer
-
-    def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
-        """See :class:`LocalStep`."""
-        batch = self._calls.to_device(batch)
-        self._loop.expect(batch, size)
-        self._hooks.begin_batch(batch)
-        loss = self._gradients(batch, index)
-        self._hooks.before_optimizer_step()
-        if self._trainer.gradient_clip_val is not None:
-            self._calls.module.clip_gradients(self._optimizer.wrapped)
-        self._optimizer.step()
-        self._loop.count_step()
-        if self._loop.clock.scheduled:
-            self._loop.clock.end_step()
-        return loss, False
-
-    def begin_visit(self) -> None:
-        """A client is about to train."""
-        self._gradients.begin_visit()
-
-
 class LossGradients(ABC):
-    """Computes a batch's loss and leaves its gradients in the parameters."""
+    """Computes a batch's loss and leaves its gradients in the parameters, for an optimizer."""
+
+    optimizer: FastSGD
 
     @abstractmethod
     def __call__(self, batch: Any, index: int) -> Tensor | None:

@@ -61,11 +61,6 @@ class Schedules:
         assert self._clock.plan is not None
         return self._clock.plan.steps
 
-    @property
-    def move_in_visits(self) -> bool:
-        """Whether the learning rate may change within a visit."""
-        return self._clock.scheduled or (self._manual and bool(self._trainer.lr_scheduler_configs))
-
     # ---- a round
 
     def begin_round(self) -> None:
@@ -139,8 +134,8 @@ class Schedules:
 
     # ---- a visit
 
-    def begin_visit(self) -> None:
-        """A client is about to train."""
+    def begin_visit(self) -> bool:
+        """A client is about to train; returns whether its learning rate may change meanwhile."""
         configs = self._trainer.lr_scheduler_configs
         self._in_visit, self._odd = True, []
         self._own, self._by_hand = [0] * len(configs), [0] * len(configs)
@@ -151,6 +146,7 @@ class Schedules:
                 self._watch.callback(handle.remove)
             step = config.scheduler.step
             vars(config.scheduler)["step"] = partial(self._step_by_hand, place, step)
+        return self._clock.scheduled or (self._manual and bool(configs))
 
     def end_visit(self) -> Pace:
         """The client is trained; :meth:`restore` has to follow."""

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from fl_lightning.algorithms.records import Federation
 from fl_lightning.arguments import altered, trusted
 from fl_lightning.clients.base import Sequential
-from fl_lightning.clients.bound_parameters import BoundParameters, trained_names
+from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.records import EvaluationRecord
@@ -26,10 +26,11 @@ from fl_lightning.fit.evaluation.evaluator import Evaluator
 from fl_lightning.fit.loaders import RoundLoader, local_batches
 from fl_lightning.fit.options import ClientOptions
 from fl_lightning.fit.state_callback import FederatedState
+from fl_lightning.fit.uploads import merge_left
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.epoch_loop import install
 from fl_lightning.lightning.names import LightningModule, RunningStage, Trainer
-from fl_lightning.lightning.optimizers import configured_optimizers
+from fl_lightning.lightning.optimizers import configured_optimizers, trained_names
 from fl_lightning.lightning.round_clock import VisitPlan
 from fl_lightning.lightning.single_device import OneDevice
 
@@ -197,7 +198,7 @@ class Visit(OneDevice):
         side.end_round()
         counted = [upload.client_id for upload in uploads]
         side.schedules.count(counted)
-        side.merge(uploads, counted)
+        merge_left(side.runner.visits, uploads, counted)
         if self._work == "loss":
             self.loss = float(side.losses_at(self._message.round, self._binding.theta, [self._client_id])[0])
 

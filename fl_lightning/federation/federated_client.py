@@ -15,7 +15,6 @@ from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.base import obstacle as rule_obstacle
 from fl_lightning.arguments import ANY, Bounds, Example, altered, checked
-from fl_lightning.clients.bound_parameters import trained_names
 from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.core.layout import ParamLayout, names_in
 from fl_lightning.core.modules import frozen_digest
@@ -35,7 +34,7 @@ from fl_lightning.fit.options import CLIENT_CHECKS, ClientOptions
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.inspection import accumulation, is_overridden
 from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer, quiet
-from fl_lightning.lightning.optimizers import configured_optimizers
+from fl_lightning.lightning.optimizers import configured_optimizers, trained_names
 
 _OWN = ("strategy", "max_epochs", "min_epochs", "max_steps", "min_steps", "max_time")
 

@@ -30,7 +30,7 @@ from fl_lightning.federation.served_model import ServedModel
 from fl_lightning.fit.options import CHECKS, FitOptions
 from fl_lightning.fit.server import Server
 from fl_lightning.fit.uploads import Round
-from fl_lightning.lightning.fit_description import FitDescription, check_resume, remembers
+from fl_lightning.lightning.fit_description import check_resume
 from fl_lightning.lightning.names import LightningModule
 
 VERSION = 1
@@ -274,9 +274,8 @@ class FederatedServer(RegisteredClients):
                 f"{source} has version {state.get('version')}, and this fl_lightning reads version {VERSION}: use the "
                 "fl_lightning that wrote it"
             )
-        found = FitDescription.from_state_dict(state["fit"])
-        memories = remembers({**state, "client_optimizers": {}})
-        check_resume(found, self.fit_description, source, memories, self._options.strict_resume)
+        known = {**state, "client_optimizers": {}}
+        check_resume(known, self.fit_description, source, self._options.strict_resume)
         self._model.load_state_dict(state)
         self._server.load(state)
         self.round, self._steps_per_round = state["round"], state["steps_per_round"]

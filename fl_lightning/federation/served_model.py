@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.clients.bound_parameters import BoundParameters, trained_names
+from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.module_visits import Left, ModuleVisits
 from fl_lightning.clients.update_rows import Upload
@@ -20,7 +20,7 @@ from fl_lightning.fit.uploads import merge_left
 from fl_lightning.lightning.metric_state import MetricShare, joins_clients
 from fl_lightning.lightning.module.object_state import ObjectState
 from fl_lightning.lightning.names import LightningModule, rank_zero_warn
-from fl_lightning.lightning.optimizers import configured_optimizers
+from fl_lightning.lightning.optimizers import configured_optimizers, trained_names
 
 _SAID = 32
 _DTYPES = {"32-true": None, "64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}

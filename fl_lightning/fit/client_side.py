@@ -19,7 +19,6 @@ from fl_lightning.clients.update_rows import Upload
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.checks import check_accumulation, check_module, check_schedulers, warn_of_unused_settings
 from fl_lightning.fit.options import ClientOptions
-from fl_lightning.fit.uploads import merge_left
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.lightning.names import Trainer, rank_zero_info, rank_zero_warn
@@ -120,7 +119,8 @@ class ClientSide:
 
     def follow_optimizers(self) -> None:
         """Uses the trainer's present optimizers from now on, if they were replaced since the last client."""
-        if self.runner.follow_optimizers():
+        if self.runner.optimizers.follow(self._trainer.optimizers):
+            self.runner.take_optimizers()
             self._check_module()
 
     def losses_at(self, round: int, params: Tensor, clients: Sequence[int]) -> Tensor:  # noqa: A002
@@ -140,10 +140,6 @@ class ClientSide:
         if self._notice:
             rank_zero_warn(self._notice)
             self._notice = ""
-
-    def merge(self, uploads: Sequence[Upload], counted: Sequence[int]) -> None:
-        """Joins what visits have left in the module."""
-        merge_left(self.runner.visits, uploads, counted)
 
     def close(self) -> None:
         """The fit is over, however it ended."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.partitions import Partition
 from fl_lightning.data.sources import StageLoaders, defines, is_module
 from fl_lightning.lightning.names import LightningDataModule, Trainer, TrainerFn, rank_zero_warn
-from fl_lightning.lightning.single_device import DataSources
+from fl_lightning.lightning.single_device import data_owners, data_replaced
 
 PartitionLike = Partition | Sequence[Tensor] | Sequence[Sequence[int]] | Callable[[Any], FederatedDataModule]
 """How to divide, or a function that makes the federated data from the data of a Trainer."""
@@ -46,14 +47,13 @@ class AttachedData:
         self.data: FederatedDataModule | None = None  # divided last
         self._owners: dict[str, Any] = {}
         self._training: Any = None
-        self._sources: DataSources | None = None
+        self._replaced = ExitStack()
 
     def divide(self, trainer: Trainer) -> None:
         """Lets the trainer function that has begun run on clients; predictions are made on undivided data."""
         if self._make is None:
             return
-        sources = DataSources(trainer)
-        owners = sources.owners()
+        owners = data_owners(trainer)
         for owner in owners.values():
             if isinstance(owner, (FederatedDataModule, ClientLoaders)):
                 raise ValueError(
@@ -75,8 +75,7 @@ class AttachedData:
                     "train_dataloader."
                 )
             return  # a fit without training data is Lightning's to refuse
-        sources.replace(self._federated(owners))
-        self._sources = sources
+        self._replaced.enter_context(data_replaced(trainer, self._federated(owners)))
 
     def _federated(self, owners: dict[str, Any]) -> FederatedDataModule:
         assert self._make is not None
@@ -95,6 +94,4 @@ class AttachedData:
 
     def give_back(self) -> None:
         """The trainer function is over: the trainer has the data that it was called with."""
-        if self._sources is not None:
-            self._sources.restore()
-            self._sources = None
+        self._replaced.close()

@@ -22,9 +22,9 @@ from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.server import Server
-from fl_lightning.fit.uploads import Round
+from fl_lightning.fit.uploads import Round, merge_left
 from fl_lightning.lightning.batches import ClientTask
-from fl_lightning.lightning.fit_description import FitDescription, check_resume, remembers
+from fl_lightning.lightning.fit_description import check_resume
 from fl_lightning.lightning.names import Trainer, rank_zero_info
 
 
@@ -60,8 +60,7 @@ class FederatedFit:
         else:
             path = self._trainer.ckpt_path
             source = "the last fit's state" if path is None else f"the checkpoint {path}"
-            found = FitDescription.from_state_dict(states["fit"])
-            check_resume(found, self.description, source, remembers(states), self._options.strict_resume)
+            check_resume(states, self.description, source, self._options.strict_resume)
             server.load(states)
             self.clients.runner.optimizers.load_state_dict(states["client_optimizers"])
             if "schedules" in states:  # files of earlier versions have none
@@ -194,7 +193,7 @@ class FederatedFit:
         trained = current.seconds
         record = self._server.close_round(current)
         runner.optimizers.commit(record.client_ids)
-        clients.merge(current.uploads, record.client_ids)
+        merge_left(runner.visits, current.uploads, record.client_ids)
         self._round = None
         planned = sum(upload.planned for upload in current.uploads if upload.client_id in record.client_ids)
         steps = clients.schedules.count(record.client_ids)

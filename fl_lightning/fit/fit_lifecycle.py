@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.clients.bound_parameters import BoundParameters, trained_names
+from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.client_batches import ClientBatches
-from fl_lightning.clients.client_hooks import ClientHooks
 from fl_lightning.clients.client_optimizers import scheduled_state
+from fl_lightning.clients.step_calls import ClientHooks
 from fl_lightning.core.layout import names_in
 from fl_lightning.core.records import RoundRecord, round_metrics
 from fl_lightning.data.client_loaders import ClientLoaders
@@ -30,6 +30,7 @@ from fl_lightning.lightning.checkpoint_io import complete_last_checkpoints
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop, install
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.names import Trainer, rank_zero_info
+from fl_lightning.lightning.optimizers import trained_names
 from fl_lightning.lightning.ranks import Ranks
 
 

@@ -87,7 +87,7 @@ class ClientOptions(LocalOptions):
     def settings(self) -> dict[str, Any]:
         """The options that change results, apart from the method, as plain values."""
         names = ("local_epochs", "local_steps", "client_optimizer_state", "buffers", "seed", "loss_batch_size")
-        return {**{name: plain(getattr(self, name)) for name in names}, "full_gradients": self.needs.full_gradients}
+        return {**plain({name: getattr(self, name) for name in names}), "full_gradients": self.needs.full_gradients}
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,5 @@ class FitOptions(ClientOptions):
 
     def settings(self) -> dict[str, Any]:
         """Those of the clients, and what decides who takes part."""
-        own = {name: plain(getattr(self, name)) for name in ("sampler", "attack", "min_clients")}
-        own["guard"] = plain(self.guards)
-        return {**super().settings(), **own}
+        own = {"sampler": self.sampler, "attack": self.attack, "min_clients": self.min_clients, "guard": self.guards}
+        return {**super().settings(), **plain(own)}

@@ -15,7 +15,6 @@ from fl_lightning.fit.data_of_trainer import AttachedData
 from fl_lightning.fit.evaluation.evaluator import Evaluator
 from fl_lightning.fit.fit_lifecycle import FitLifecycle
 from fl_lightning.lightning.fit_description import FitDescription
-from fl_lightning.lightning.names import Trainer
 from fl_lightning.lightning.single_device import OneDevice
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
@@ -102,12 +101,6 @@ class ReadableStrategy(OneDevice):
     def federated_data(self) -> FederatedDataModule | None:
         """The data as ``partition`` divided it; ``None`` before that, and for data that is wrapped."""
         return self._data.data
-
-    @property
-    def trainer(self) -> Trainer:
-        """The trainer that runs this strategy."""
-        assert self.lightning_module is not None
-        return self.lightning_module.trainer
 
 
 def made(kind: type[ReadableStrategy], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ReadableStrategy:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's side of a round: check uploads, aggregate, apply the step, record what happened."""
+"""The server's side of a round: check uploads, aggregate, apply the step, record what happened; memory of a fit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from math import ceil, isfinite
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import CannotGuardError
@@ -53,13 +52,9 @@ class Server:
         options.check_rounds(len(rows), sizes)
         self.guards, self.failures = Guards(options.guards), Failures(options, num_clients)
         self._step = GlobalStep(binding, options.server_optimizer)
+        self.optimizer = self._step.optimizer  # None: steps are subtracted
         self._effective = EffectiveConflicts(binding.module, binding.layout)
         self.cohorts = Cohorts(rows, binding.theta, options.client_rule, num_clients)
-
-    @property
-    def optimizer(self) -> Optimizer | None:
-        """The server optimizer, if there is one."""
-        return self._step.optimizer
 
     def description(self, **entries: Any) -> FitDescription:
         """The fit in plain values, with further entries."""

@@ -162,6 +162,12 @@ class FederatedStrategy(ReadableStrategy):
 
     # ---- the life of a trainer function
 
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer that runs this strategy."""
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer
+
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
         """Makes ``Trainer(strategy="federated")`` known."""

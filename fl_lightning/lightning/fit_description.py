@@ -170,16 +170,14 @@ def remembers(states: Mapping[str, Any]) -> list[str]:
     return [words for name, words in names.items() if _holds_something(states[name])]
 
 
-def check_resume(
-    found: FitDescription, expected: FitDescription, source: str, memories: Sequence[str], strict: bool
-) -> None:
+def check_resume(states: Mapping[str, Any], expected: FitDescription, source: str, strict: bool) -> None:
     """Compares the fit that wrote a checkpoint with the one that goes on from it; warns of what may differ.
 
-    ``source`` is what the state comes from, as a message names it; for ``memories`` see :func:`remembers`. ``strict``
-    refuses other data and arguments where something is remembered. Where the state means nothing to this fit, it always
-    raises ValueError: another method, server optimizer, number of clients, layout, or number of steps of a round.
+    ``source`` is what the states come from, as a message names it. ``strict`` refuses other data and arguments where
+    something is remembered. Where the states mean nothing to this fit, it always raises ValueError: another method,
+    server optimizer, number of clients, layout, or number of steps of a round.
     """
-    differences = found.differences(expected)
+    differences = FitDescription.from_state_dict(states["fit"]).differences(expected)
     refused = [differences[name] for name in _MUST_AGREE if name in differences]
     if refused:
         raise ValueError(
@@ -187,6 +185,7 @@ def check_resume(
             "(load_from_checkpoint)"
         )
     refused = [differences[name] for name in _BELONG_TO_STATE if name in differences]
+    memories = remembers(states)
     if refused and memories and strict:
         raise ValueError(
             f"{source} was written by another fit, {'; '.join(refused)}: the memory of {' and '.join(memories)} "

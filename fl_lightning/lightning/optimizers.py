@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizers that a module asks for, also where no trainer trains it, and their options in checkpoints."""
+"""The optimizers that a module asks for, also where no trainer trains it, and which parameters they train."""
 
 from __future__ import annotations
 
@@ -7,17 +7,41 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
+from fl_lightning.core.modules import trained_parameters
 from fl_lightning.lightning.inspection import is_overridden
 from fl_lightning.lightning.names import LightningModule, Trainer, lightning_module, quiet
 
-_MadeUp: Any = lightning_module("core.optimizer")._MockOptimizer
+_MadeUp: Any = lightning_module("core.optimizer")._MockOptimizer  # where a module gives none
 
 
-def given_optimizers(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
-    """Without the one that Lightning makes up for a module that gives none."""
-    return [optimizer for optimizer in optimizers if not isinstance(optimizer, _MadeUp)]
+def trained_names(module: nn.Module, optimizers: Sequence[Optimizer]) -> tuple[str, ...]:
+    """Names of the parameters that require gradients and that one of the optimizers holds.
+
+    A module without optimizers moves its parameters by hand: there, all that require gradients count.
+    """
+    given = [optimizer for optimizer in optimizers if not isinstance(optimizer, _MadeUp)]
+    able = trained_parameters(module, None)
+    if not given:
+        return tuple(able)
+    kind = type(module).__name__
+    groups = [group for optimizer, _ in with_wrapped(given) for group in optimizer.param_groups]
+    held = {id(tensor): tensor for group in groups for tensor in group["params"]}
+    own = {id(parameter) for parameter in module.parameters()}
+    for key, tensor in held.items():
+        if tensor.requires_grad and key not in own:
+            raise ValueError(
+                f"optimizers must hold parameters of {kind} alone, found a tensor of shape {tuple(tensor.shape)} that "
+                "is none: no update would hold it; make it an nn.Parameter of the module, or register its submodule"
+            )
+    names = tuple(name for name, parameter in able.items() if id(parameter) in held)
+    if not names:
+        raise ValueError(
+            f"an optimizer of configure_optimizers must hold a parameter of {kind} that requires gradients, found none"
+        )
+    return names
 
 
 def configured_optimizers(module: LightningModule) -> list[Optimizer]:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from worker_processes import FORKS, TWO
 
 import fl_lightning as fl
-from fl_lightning.clients.workers.pool import WorkerPool
+from fl_lightning.clients.workers.process import WorkerPool
 
 pytestmark = FORKS
 

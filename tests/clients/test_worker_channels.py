@@ -10,8 +10,7 @@ import torch
 from worker_processes import FORKS
 
 from fl_lightning.clients.workers import process
-from fl_lightning.clients.workers.pool import WorkerPool
-from fl_lightning.clients.workers.worker import STOP, RoundDone
+from fl_lightning.clients.workers.process import STOP, RoundDone, WorkerPool
 
 COMPLEX = torch.tensor([1 + 2j, 3 - 4j])
 TENSORS = {

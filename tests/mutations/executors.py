@@ -5,7 +5,7 @@ from mutations.change import In
 
 CHANNELS, WORKERS = "tests/clients/test_worker_channels.py", "tests/clients/test_parallel_workers.py"
 
-pool = In("fl_lightning/clients/workers/pool.py", f"{CHANNELS} tests/clients/test_parallel.py -k 'places'")
+pool = In("fl_lightning/clients/workers/process.py", f"{CHANNELS} tests/clients/test_parallel.py -k 'places'")
 runner = In(
     "fl_lightning/clients/workers/runner.py",
     f"{WORKERS} tests/clients/test_parallel.py -k 'frozen or dies or dropped or that_change'",

@@ -49,7 +49,5 @@ MUTATIONS = [
         "who keeps gradients gets others in their memory",
         "«eager.hooks.keeps_gradients or not eager.optimizer.lets_go→False»",
     ),
-    clipping(
-        "gradients are never clipped", "            «self._calls.module.clip_gradients(self._optimizer.wrapped)→pass»"
-    ),
+    clipping("gradients are never clipped", "            «self._calls.module.clip_gradients(optimizer.wrapped)→pass»"),
 ]

@@ -85,7 +85,7 @@ MUTATIONS = [
         "«        self.side.schedules.arrived(self._client_id, self._upload.pace)\n→»",
     ),
     visit("the visit counts for no schedule", "«        side.schedules.count(counted)\n→»"),
-    visit("what the visit left is not merged", "«        side.merge(uploads, counted)\n→»"),
+    visit("what the visit left is not merged", "«        merge_left(side.runner.visits, uploads, counted)\n→»"),
     visit("a loss is one of the first round", "side.losses_at(«self._message.round→0»,"),
     visit("schedules stay at the beginning of the round", "        «self.side.schedules.close_round()→pass»\n"),
     visit("one message trains all rounds", "        «self._trainer.should_stop = True→pass»"),

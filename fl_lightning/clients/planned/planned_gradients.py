@@ -32,7 +32,7 @@ class PlannedGradients(LossGradients):
         # Autograd looks for devices before TorchDynamo makes it see some that the machine does not have. It would start
         # a thread for each, and a process with such threads cannot be copied into workers that train.
         torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
-        self._eager, self._parameters = eager, parameters
+        self._eager, self._parameters, self.optimizer = eager, parameters, eager.optimizer
         self._log, self._shapes = _StepLog(eager.calls.module), dict[Any, _Guarded]()
         self.reason: str | None = None  # why nothing is planned any more, to complete "eager, because ..."
         self.planned = 0  # steps from plans so far

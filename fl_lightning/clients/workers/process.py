@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worker processes: copies of this process as it is, made by fork, which never outlive it; messages, shared memory."""
+"""Worker processes: copies of this process as it is, made by fork, which never outlive it.
+
+Their messages, the memory that they share, and a pool of them with the queue from which they take their work.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ import ctypes
 import gc
 import mmap
 import os
+import selectors
 import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
@@ -149,3 +154,104 @@ def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     # Anonymous: no name to leak, no limit of a file system for shared memory.
     memory = mmap.mmap(-1, max(size, 1) * dtype.itemsize)
     return torch.frombuffer(memory, dtype=dtype)[:size].view(shape)
+
+
+STOP = -1
+
+
+@dataclass(frozen=True)
+class WorkerReady:
+    """A worker has started; ``obstacle`` says why it cannot train, if so."""
+
+    obstacle: str = ""
+
+
+@dataclass(frozen=True)
+class RoundDone:
+    """A worker's share of a round is over."""
+
+    flaw: str = ""  # why what it has trained cannot be used
+    notes: tuple[str, ...] = ()  # what it has to say of plans
+
+
+Target = Callable[[int, Connection, int], None]
+"""Runs in a worker: its index, its channel, and the file descriptor of the queue."""
+
+
+class WorkerPool:
+    """Starts workers, gives them work, and hears of them."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._workers: dict[int, WorkerProcess] = {}
+        self._queue: tuple[int, int] | None = None
+        self._ending: list[WorkerProcess] = []
+        self._selector = selectors.DefaultSelector()
+        self._waiting = b""
+        self.busy: set[int] = set()  # indices of the workers that are in the middle of a round
+
+    def start(self, target: Target, places: Sequence[int]) -> None:
+        """Makes new workers, which are copies of this process as it is now, and queues places for them."""
+        self.stop()
+        reading, writing = self._queue = os.pipe()
+        os.set_blocking(writing, False)
+        numbers = [*places, *[STOP] * self._size]
+        self._waiting = b"".join(number.to_bytes(4, "little", signed=True) for number in numbers)
+        self._feed()
+
+        def run(index: int, channel: Connection) -> None:
+            os.close(writing)
+            target(index, channel, reading)
+
+        for index in range(self._size):
+            self._workers[index] = worker = start(partial(run, index), self._workers.values())
+            self._selector.register(worker.channel, selectors.EVENT_READ, index)
+            self.busy.add(index)
+
+    def _feed(self) -> None:
+        """Fills the queue, which holds some thousand places."""
+        assert self._queue is not None
+        with contextlib.suppress(BlockingIOError):
+            while self._waiting:
+                written = os.write(self._queue[1], self._waiting[:4096])  # up to here, all or nothing
+                self._waiting = self._waiting[written:]
+
+    def messages(self, seconds: float | None = None) -> Iterator[tuple[int, Any]]:
+        """Waits for workers, at most so long; yields their indices and messages, or as text how one has ended."""
+        for key, _ in self._selector.select(seconds):
+            index = key.data
+            try:
+                message = receive(self._workers[index].channel)
+            except (EOFError, OSError):
+                worker = self._workers.pop(index)
+                self._selector.unregister(worker.channel)
+                worker.channel.close()
+                self.busy.discard(index)
+                message = death(worker)
+            if isinstance(message, RoundDone):
+                self.busy.discard(index)
+            yield index, message
+        if self._waiting:
+            self._feed()
+
+    def kill(self, index: int) -> None:
+        """Ends one worker; :meth:`messages` will tell."""
+        kill(self._workers[index])
+
+    def release(self) -> None:
+        """Lets workers that are done end by themselves: a large process takes milliseconds to go away."""
+        workers, self._workers = self._workers, {}
+        for worker in workers.values():
+            self._selector.unregister(worker.channel)
+            self._ending.append(worker)
+
+    def stop(self) -> None:
+        """Ends all workers at once, and waits until they are gone."""
+        self.release()
+        stop(self._ending)
+        self._ending = []
+        self.busy, self._waiting = set(), b""
+        if self._queue is not None:
+            for descriptor in self._queue:
+                os.close(descriptor)
+            self._queue = None

@@ -21,8 +21,8 @@ from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.update_rows import Upload
 from fl_lightning.clients.visits import Outcome, Replays
 from fl_lightning.clients.workers import process
-from fl_lightning.clients.workers.pool import WorkerPool
-from fl_lightning.clients.workers.worker import STOP, RoundDone, Worker, WorkerReady
+from fl_lightning.clients.workers.process import STOP, RoundDone, WorkerPool, WorkerReady
+from fl_lightning.clients.workers.worker import Worker
 from fl_lightning.core.tensors import padded
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.inspection import profiler_of, step_hooks, users_callback

@@ -9,7 +9,6 @@ import pickle
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import torch
@@ -18,26 +17,11 @@ from torch import Tensor
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.visits import Outcome, Visits
 from fl_lightning.clients.workers import process
+from fl_lightning.clients.workers.process import STOP, RoundDone, WorkerReady
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.lightning.batches import ClientTask
 
-STOP = -1
 _MOMENT = 0.02  # seconds
-
-
-@dataclass(frozen=True)
-class WorkerReady:
-    """A worker has started; ``obstacle`` says why it cannot train, if so."""
-
-    obstacle: str = ""
-
-
-@dataclass(frozen=True)
-class RoundDone:
-    """A worker's share of a round is over."""
-
-    flaw: str = ""  # why what it has trained cannot be used
-    notes: tuple[str, ...] = ()  # what it has to say of plans
 
 
 class Worker:

@@ -54,8 +54,8 @@ class Memory:
 
         ``start`` is what the module held at its first batch, ``but`` the ids of buffers that a callback has lent it.
         """
-        for kept in start.attributes:
-            if kept.is_same() or id(kept.value) in but:
+        for kept in start.changed_attributes():
+            if id(kept.value) in but:
                 continue
             names = {}
             if isinstance(kept, Names):

@@ -92,7 +92,8 @@ class ClientEvaluation:
             self._begin_client(parts, batch.client_id)
         with self._division.watching():
             yield
-        parts.after_batch()
+        if parts.lists:
+            parts.after_batch()
         self._samples += batch.num_samples
         if batch.is_last:
             self._last = batch.batch

@@ -50,7 +50,8 @@ class ClientParts:
         self.start = WholeState(module)
         self.passed_on: list[str] = [] if apart else ["several loaders"]
         self._states = self.start.states
-        self._lists = [kept for kept in self.start.attributes if isinstance(kept, Items) and _grows(kept.value)]
+        # In which steps may gather.
+        self.lists = [kept for kept in self.start.attributes if isinstance(kept, Items) and _grows(kept.value)]
         self._lengths = self._own_starts = self._now()
         self._others = values.share()  # of loaders before this one
         self._parts: list[ClientPart] = []
@@ -64,7 +65,7 @@ class ClientParts:
     @property
     def grown(self) -> list[Items]:
         """Lists in which steps gather."""
-        return [kept for kept in self._lists if len(kept.value) > len(kept.content)]
+        return [kept for kept in self.lists if len(kept.value) > len(kept.content)]
 
     @property
     def adds_to_older_metrics(self) -> bool:
@@ -75,7 +76,7 @@ class ClientParts:
         return any(share is not None and state.updates for state, share in added)
 
     def _now(self) -> list[int]:
-        return [len(kept.value) for kept in self._lists]
+        return [len(kept.value) for kept in self.lists]
 
     # ---- a client
 
@@ -114,7 +115,7 @@ class ClientParts:
     def end(self, size: int, row: LoggedRow) -> ClientPart:
         """The client's last batch is over."""
         part = self._part(size, row)
-        lists = {id(kept) for kept in self._lists}
+        lists = {id(kept) for kept in self.lists}
         for kept in self.start.changed() if self._apart else ():
             if not (isinstance(kept.change(), Added) if id(kept) in lists else means_the_same(kept)):
                 for name in kept.changed_names():
@@ -161,7 +162,7 @@ class ClientParts:
         with state.apart():
             if before:
                 self._hold([part])
-            for kept, start in zip(self._lists, self._own_starts, strict=True):
+            for kept, start in zip(self.lists, self._own_starts, strict=True):
                 if len(kept.value) > len(kept.content):
                     kept.put([*kept.content, *_copied(list(kept.value)[start:])])
             yield

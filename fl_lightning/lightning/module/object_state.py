@@ -214,6 +214,10 @@ class WholeState(ObjectState):
         self._collections, self.kept = self.kept[whole:], self.kept[:whole]
         self.states = [MetricState(metric) for metric in self.metrics.values() if is_mergeable(metric)]
 
+    def changed_attributes(self) -> list[Kept]:
+        """Those of :attr:`attributes` that hold something else now."""
+        return [kept for kept in self.attributes if not kept.is_same()]
+
     def put(self) -> None:
         """Puts everything back."""
         for kept in (*self.changed(), *self._collections):

@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How batches reach the module, the losses that come back, and losses, accuracies and full gradients of clients."""
+"""What local steps call: the module, as Lightning would, and the client rule; loss and accuracy of a client's data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_lightning.algorithms.base import ClientRule, overrides
+from fl_lightning.algorithms.features import FeatureRecorder
 from fl_lightning.algorithms.records import LocalWork, Needs
 from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.lightning.batches import loss_of, move_to_device
-from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
-from fl_lightning.lightning.fast_log import TrainingLog
 from fl_lightning.lightning.inspection import takes_batch_index, transfer_is_hooked
 from fl_lightning.lightning.module.object_state import Undone
 from fl_lightning.lightning.names import LightningModule, Trainer
@@ -59,57 +57,91 @@ class ModuleCalls:
         return loss
 
 
-@dataclass(frozen=True)
-class FullGradients:
-    """Uploads the gradient of all of a client's data, in place of local training (FedSGD)."""
+class ClientHooks:
+    """Calls the client rule before a batch, on its loss, and before the optimizer steps.
 
-    loop: FederatedEpochLoop
-    calls: ModuleCalls
-    batches: ClientBatches
-    rule: ClientRule
+    The lean path calls these itself; on Lightning's full path the strategy does, from the hooks that Lightning gives
+    it. Without a client in training they change nothing.
+    """
 
-    def step(self, work: LocalWork, log: TrainingLog, out: Tensor) -> Tensor:
-        """Writes the learning rate times a client's full gradient to ``out`` (``[n]``); returns its mean loss."""
-        if overrides(self.rule, "begin_client"):  # it looks at the client's data at the global parameters
-            work.forward_context = self.calls.precision.val_step_context
-            with self.calls.undone():
-                self.rule.begin_client(work)
-        log.install("training_step")
-        try:
-            loss = self._gradient(work, out)
-        finally:
-            log.remove()
-        self.loop.count_step()
-        work.steps += 1
-        return loss
+    def __init__(self, module: nn.Module, rule: ClientRule) -> None:
+        self._rule = rule
+        self._changes_loss = overrides(rule, "loss_term", "shape_loss")
+        self._begins = overrides(rule, "begin_batch")
+        self._corrects = overrides(rule, "correct_gradients")
+        # The rule sees gradients, and may keep them beyond a step for all that is known.
+        self.keeps_gradients = self._corrects and not type(rule).__module__.startswith("fl_lightning.")
+        self.features = FeatureRecorder(module) if rule.needs.features else None  # installed while clients train
+        self.work: LocalWork | None = None  # the client in training
+        self.index = 0  # of the batch in its pass; Lightning hides it from a training_step that does not ask
+        self.rate: Callable[[], float | None] | None = None  # where it may change within a visit
 
-    def _gradient(self, work: LocalWork, out: Tensor) -> Tensor:
-        assert work.client_lr is not None
-        assert work.batches is not None
-        total: Tensor | None = None
-        number = self.batches.loaders.num_batches(work.client_id, merge_single=self.batches.merges)
-        for parameter in work.parameters:
-            parameter.grad = None
-        for index, (batch, size) in enumerate(work.batches()):
-            self.loop.clock.begin_batch(is_last=index + 1 == number)
-            self.loop.expect(batch, size)
-            with self.calls.precision.train_step_context():
-                loss = self.calls.training_loss(batch, index)
-            if loss is None:
-                raise ValueError(
-                    f"training_step must return a loss for full gradients, found None at client {work.client_id}"
-                )
-            share = loss * (size / work.num_samples)
-            torch.autograd.backward(share)
-            total = share.detach() if total is None else total + share.detach()
-        if total is None:
-            raise ValueError(f"client {work.client_id} has no batch to train on ({work.num_samples} samples)")
-        for parameter, view in zip(work.parameters, work.layout.views(out), strict=True):
-            gradient = parameter.grad
-            if gradient is not None and gradient.is_sparse:
-                gradient = gradient.to_dense()
-            view.zero_() if gradient is None else torch.mul(gradient, work.client_lr, out=view)
-        return total
+    def begin_batch(self, batch: Any) -> None:
+        """Tells the client rule that the module is about to see a batch."""
+        if self.work is None:
+            return
+        if self.features is not None:
+            self.features.forget()
+        if self.rate is not None:
+            self.work.client_lr = self.rate()
+        if self._begins:
+            self._rule.begin_batch(self.work, batch, self.index)
+
+    def add_loss_term(self, loss: Tensor, batch: Any) -> Tensor:
+        """Shapes a batch's loss and adds the client rule's term to it."""
+        if not self._changes_loss or self.work is None:
+            return loss
+        term = self._rule.loss_term(self.work, batch, self.index)
+        loss = self._rule.shape_loss(self.work, loss)
+        return loss if term is None else loss + term
+
+    def training_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """On Lightning's full path: what ``training_step`` returns, with the client rule's term added to its loss."""
+        self.begin_batch(args[0])
+        output = step(*args, **kwargs)
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        if not isinstance(loss, Tensor):
+            return output
+        total = self.add_loss_term(loss, args[0])
+        if total is loss:
+            return output
+        return {**output, "loss": total} if isinstance(output, Mapping) else total
+
+    def corrected(self, closure: Callable[[], Any], precision: object) -> Callable[[], Any]:
+        """On Lightning's full path: the optimizer's closure, after which the client rule corrects the gradients.
+
+        Under a precision plugin that scales losses (``"16-mixed"``), gradients are scaled until the closure has
+        returned.
+        """
+        scaler = getattr(precision, "scaler", None) if self._corrects else None
+
+        def run() -> Any:
+            result = closure()
+            scale = 1.0 if scaler is None else float(scaler.get_scale())
+            self._rescale(1 / scale)
+            self.before_optimizer_step()
+            self._rescale(scale)
+            return result
+
+        return run
+
+    def _rescale(self, factor: float) -> None:
+        gradients = [p.grad for p in self.work.parameters if p.grad is not None] if self.work and factor != 1 else []
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+
+    def before_optimizer_step(self) -> None:
+        """Counts the step and lets the client rule correct the gradients."""
+        if self.work is None:
+            return
+        if self.rate is not None:
+            self.work.take_rate(self.rate())
+        if self._corrects:
+            for parameter in self.work.parameters:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.to_dense()  # corrections are nowhere zero
+            self._rule.correct_gradients(self.work)
+        self.work.steps += 1
 
 
 class ClientLosses:
