@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.algorithms.records import Federation
-from fl_lightning.arguments import altered, trusted
+from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters, trained_names
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.sequential import Sequential
@@ -209,17 +209,15 @@ class Visit(OneDevice):
         """Nobody else is to stop."""
 
     def publish_round(self) -> None:
-        """The learning-rate schedulers have stepped: packs what the client sends and keeps."""
+        """The learning-rate schedulers have stepped: packs what the client keeps."""
         self._trainer.should_stop = True  # max_epochs is that of the federation
-        upload, side, index = self._upload, self.side, self._message.round
+        upload = self._upload
         if upload is None:
             return
-        buffers = side.buffers.values_in(upload.buffers)
-        self.sent = answer_of(upload, index, side.runner.rows.update(0), buffers)
-        own = {"rule": upload.report.kept, "round": index}
+        own = {"rule": upload.report.kept, "round": self._message.round}
         if not upload.report.kept and self._before is not None:  # what it had stays
             own = {name: self._before[name] for name in ("rule", "round")}
-        self.kept = {**own, "optimizers": side.runner.optimizers.take_aside(self._client_id)}
+        self.kept = {**own, "optimizers": self.side.runner.optimizers.take_aside(self._client_id)}
 
     # ---- what the evaluator asks of a model: the message's parameters are bound all the time
 
@@ -246,9 +244,12 @@ class Visit(OneDevice):
         self._module.take()
 
     def finish(self) -> None:
-        """The round is over, and so are the module's hooks."""
-        if self.sent is not None:
-            self.sent = altered(self.sent, left=self._module.left(self._options.client_rule.withholds))
+        """The round is over, and so are the module's hooks: packs what the client sends."""
+        if self._upload is not None:
+            upload, side, index = self._upload, self.side, self._message.round
+            update, buffers = side.runner.rows.update(0), side.buffers.values_in(upload.buffers)
+            left = self._module.left(self._options.client_rule.withholds)
+            self.sent = answer_of(upload, index, update, buffers, left)
 
     def states(self) -> Mapping[str, Any]:
         """Nothing: nobody writes checkpoints here."""

@@ -150,13 +150,15 @@ class ClientMessage:
     left: Mapping[str, Any] = field(default_factory=dict)
 
 
-def answer_of(upload: Upload, index: int, update: Tensor, buffers: Mapping[str, Tensor]) -> ClientMessage:
-    """What a visit gave, without what it left."""
+def answer_of(
+    upload: Upload, index: int, update: Tensor, buffers: Mapping[str, Tensor], left: Mapping[str, Any]
+) -> ClientMessage:
+    """What a visit gave."""
     return trusted(ClientMessage)(
         upload.client_id, index, update.cpu(), upload.size, upload.loss,
         None if upload.train_loss is None else float(upload.train_loss), upload.client_lr,
         _on_cpu(upload.report.extras), _on_cpu(upload.report.companions), _on_cpu(buffers), upload.pace.steps,
-        dict(upload.buffers.votes),
+        dict(upload.buffers.votes), left,
     )  # fmt: skip
 
 

@@ -150,7 +150,7 @@ MUTATIONS = [
     ),
     visit(
         "optimizers are not kept",
-        '"optimizers": side.runner.optimizers.take_aside(self._client_id)}',
+        '"optimizers": self.side.runner.optimizers.take_aside(self._client_id)}',
         '"optimizers": {}}',
     ),
     visit(
@@ -160,8 +160,8 @@ MUTATIONS = [
     ),
     visit(
         "what the visit left is not sent",
-        "self.sent = altered(self.sent, left=self._module.left(self._options.client_rule.withholds))",
-        "self._module.left()",
+        "answer_of(upload, index, update, buffers, left)",
+        "answer_of(upload, index, update, buffers, {})",
     ),
     visit("training begins without what rounds have left", "        self._fit.take_module()\n", ""),
     messages("losses are lost", "upload.size, upload.loss,\n", "upload.size, None,\n"),
@@ -174,7 +174,7 @@ MUTATIONS = [
     messages("companions are lost", "_on_cpu(upload.report.companions)", "{}"),
     messages("extras are lost", "_on_cpu(upload.report.extras)", "{}"),
     messages("steps are lost", "upload.pace.steps,\n", "0,\n"),
-    messages("votes on memory banks are lost", "dict(upload.buffers.votes),\n", "{},\n"),
+    messages("votes on memory banks are lost", "dict(upload.buffers.votes),", "{},"),
     messages("what rounds have left is not sent", "rounds, module or {})", "rounds, {})"),
     messages("what is sent to all is lost", 'kept.state(rule, "all"), kept', "{}, kept"),
     messages(
