@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -18,7 +19,7 @@ from fl_lightning.clients.upload import Upload
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.storage import kept
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.federation.messages import ClientMessage, ServerMessage, answer_of, federation_plan, give
+from fl_lightning.federation.messages import ClientMessage, ServerMessage, answer_of
 from fl_lightning.federation.module_changes import AwayModule
 from fl_lightning.fit.checks import check_trainer
 from fl_lightning.fit.client_side import ClientSide
@@ -131,7 +132,11 @@ class Visit(OneDevice):
         theta.copy_(message.params)
         if message.buffers:
             buffers.put(message.buffers)
-        give(message, rule, client)
+        try:
+            kept.take(rule, message.broadcast)
+            kept.take_own(rule, client, message.client_state)
+        except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
+            raise ValueError(f"broadcast and client_state must be those of {type(rule).__name__}: {error}") from error
         if self._before is not None and self._before["rule"]:
             kept.keep(rule, client, self._before["rule"], self._before["round"])
         federation = trusted(Federation)
@@ -267,3 +272,21 @@ class _Hears(FederatedState):
         """The round begins; the module's own hook comes after."""
         super().on_train_epoch_start(trainer, pl_module)
         self._fit.take_module()
+
+
+def federation_plan(
+    message: ServerMessage, own: VisitPlan, has_all: bool, local_epochs: int, full_gradients: bool
+) -> VisitPlan | None:
+    """The plan of visits as far as a client of a real federation can know it; ``None`` if it does not.
+
+    ``own`` is the plan by the data that the client has; with ``has_all`` these are the data of all clients.
+    """
+    given = message.steps_per_round
+    if has_all and given not in (None, own.steps):
+        raise ValueError(f"steps_per_round must be that of the federation, {own.steps}, found {given}")
+    if has_all or given is None:
+        return own if has_all else None
+    if full_gradients:
+        return replace(own, steps=given)
+    batches = given * own.window
+    return VisitPlan(given, batches, -(-batches // local_epochs), own.window)

@@ -72,7 +72,11 @@ MUTATIONS = [
     visit("parameters are not compared", "        message.check_params(theta)\n", ""),
     visit("the module's own parameters are trained", "        theta.copy_(message.params)\n", ""),
     visit("the module's own buffers are trained", "            buffers.put(message.buffers)\n", "            pass\n"),
-    visit("what the method sends is not taken", "        give(message, rule, client)\n", ""),
+    visit(
+        "what the method sends is not taken",
+        "kept.take(rule, message.broadcast)\n            kept.take_own(rule, client, message.client_state)\n",
+        "pass\n",
+    ),
     visit(
         "what the client kept is not taken",
         'if self._before is not None and self._before["rule"]:',
@@ -177,21 +181,21 @@ MUTATIONS = [
     messages("votes on memory banks are lost", "dict(upload.buffers.votes),", "{},"),
     messages("what rounds have left is not sent", "rounds, module or {})", "rounds, {})"),
     messages("what is sent to all is lost", 'kept.state(rule, "all"), kept', "{}, kept"),
-    messages(
+    visit(
         "what a client cannot take has no words",
         "except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:",
         "except KeyError as error:",
     ),
-    messages(
+    visit(
         "what the server sends to one is not taken",
-        "        kept.take_own(rule, client_id, message.client_state)\n",
+        "            kept.take_own(rule, client, message.client_state)\n",
         "",
     ),
-    messages("what the server sends to all is not taken", "        kept.take(rule, message.broadcast)\n", ""),
-    messages("another length of rounds is taken", "if has_all and given not in (None, own.steps):", "if False:"),
-    messages("who has all data asks for the length of rounds", "return own if has_all else None", "return None"),
-    messages("full gradients take the steps of the message's visit", "    if full_gradients:\n", "    if False:\n"),
-    messages("accumulation is forgotten", "batches = given * own.window", "batches = given"),
-    messages("an epoch is as long as a visit", "-(-batches // local_epochs)", "batches"),
-    messages("epochs are rounded down", "-(-batches // local_epochs)", "batches // local_epochs"),
+    visit("what the server sends to all is not taken", "            kept.take(rule, message.broadcast)\n", ""),
+    visit("another length of rounds is taken", "if has_all and given not in (None, own.steps):", "if False:"),
+    visit("who has all data asks for the length of rounds", "return own if has_all else None", "return None"),
+    visit("full gradients take the steps of the message's visit", "    if full_gradients:\n", "    if False:\n"),
+    visit("accumulation is forgotten", "batches = given * own.window", "batches = given"),
+    visit("an epoch is as long as a visit", "-(-batches // local_epochs)", "batches"),
+    visit("epochs are rounded down", "-(-batches // local_epochs)", "batches // local_epochs"),
 ]
