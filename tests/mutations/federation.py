@@ -159,7 +159,7 @@ MUTATIONS = [
         "frozen_digest(self.module, trained)",
         "frozen_digest(self.module, [n for n, _ in self.module.named_parameters()])",
     ),
-    served("what visits leave is not joined", "        self.home.merge(uploads, counted)\n", ""),
+    served("what visits leave is not joined", "        merge_left(self.home.visits, uploads, counted)\n", ""),
     served(
         "what visits leave is not sent on",
         "        self.plain = self.home.plain()\n",
