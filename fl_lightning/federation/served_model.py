@@ -102,6 +102,8 @@ class HomeModule:
         left = Left([(kept, kept.change()) for kept in state.changed()])
         found = state.metrics.values() if metrics else ()
         left.metrics.extend((metric, MetricShare.of(metric)) for metric in found if joins_clients(metric))
+        if not (left.changes or left.metrics):
+            return {}
         plain, stays, _ = written(left, self._first, self._first.classes)
         for name, why in stays.items():
             self._forget(name)
@@ -122,6 +124,8 @@ class HomeModule:
 
     def read(self, plain: Mapping[str, Any]) -> Left:
         """What a client has left; raises MisfitError if it is none, or does not fit the module."""
+        if not plain:
+            return Left()
         state = self.visits.look()
         if self._now is None or self._now.state is not state:
             self._now = Places(self._module, state)
