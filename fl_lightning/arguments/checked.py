@@ -7,7 +7,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, wraps
-from typing import Any, ParamSpec, Protocol, TypeVar, cast, get_type_hints
+from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
 
 from fl_lightning.arguments.kinds import Kind, Mismatch, kind_of
 from fl_lightning.arguments.rules import ANY, Rule
@@ -30,6 +30,11 @@ def checked(**rules: Rule) -> Callable[[C], C]:
     return decorate
 
 
+def trusted(target: Callable[P, T]) -> Callable[P, T]:
+    """A checked class or function without its checks, for arguments that the library itself has made."""
+    return cast("Callable[P, T]", _unchecked(target))
+
+
 def altered(record: T, **changes: Any) -> T:
     """A record of a checked dataclass with other values, which the library itself has made; they are not checked."""
     return trusted(type(record))(**{**vars(record), **changes})
@@ -47,14 +52,6 @@ def _unchecked(target: Any) -> Callable[..., Any]:
         return instance
 
     return made
-
-
-class _Unchecks(Protocol):
-    def __call__(self, target: Callable[P, T], /) -> Callable[P, T]: ...
-
-
-trusted = cast("_Unchecks", _unchecked)
-"""A checked class or function without its checks, for arguments that the library itself has made."""
 
 
 def check(name: str, value: Any, annotation: Any, rule: Rule | None = None) -> Any:
