@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.algorithms.records import Federation
-from fl_lightning.arguments import altered, trusted
+from fl_lightning.arguments import trusted
 from fl_lightning.clients.base import Sequential
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
@@ -18,7 +19,7 @@ from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.storage import kept
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.federation.messages import ClientMessage, ServerMessage, answer_of, federation_plan, give
+from fl_lightning.federation.messages import ClientMessage, ServerMessage, answer_of
 from fl_lightning.federation.module_changes import AwayModule
 from fl_lightning.fit.checks import check_trainer, check_visit_schedulers, refuse_steps_by_hand
 from fl_lightning.fit.client_side import ClientSide
@@ -132,7 +133,11 @@ class Visit(OneDevice):
         theta.copy_(message.params)
         if message.buffers:
             buffers.put(message.buffers)
-        give(message, rule, client)
+        try:
+            kept.take(rule, message.broadcast)
+            kept.take_own(rule, client, message.client_state)
+        except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
+            raise ValueError(f"broadcast and client_state must be those of {type(rule).__name__}: {error}") from error
         if self._before is not None and self._before["rule"]:
             kept.keep(rule, client, self._before["rule"], self._before["round"])
         federation = trusted(Federation)
@@ -210,17 +215,15 @@ class Visit(OneDevice):
         """Nobody else is to stop."""
 
     def publish_round(self) -> None:
-        """The learning-rate schedulers have stepped: packs what the client sends and keeps."""
+        """The learning-rate schedulers have stepped: packs what the client keeps."""
         self._trainer.should_stop = True  # max_epochs is that of the federation
-        upload, side, index = self._upload, self.side, self._message.round
+        upload = self._upload
         if upload is None:
             return
-        buffers = side.buffers.values_in(upload.buffers)
-        self.sent = answer_of(upload, index, side.runner.rows.update(0), buffers)
-        own = {"rule": upload.report.kept, "round": index}
+        own = {"rule": upload.report.kept, "round": self._message.round}
         if not upload.report.kept and self._before is not None:  # what it had stays
             own = {name: self._before[name] for name in ("rule", "round")}
-        self.kept = {**own, "optimizers": side.runner.optimizers.take_aside(self._client_id)}
+        self.kept = {**own, "optimizers": self.side.runner.optimizers.take_aside(self._client_id)}
 
     # ---- what the evaluator asks of a model: the message's parameters are bound all the time
 
@@ -247,9 +250,12 @@ class Visit(OneDevice):
         self._module.take()
 
     def finish(self) -> None:
-        """The round is over, and so are the module's hooks."""
-        if self.sent is not None:
-            self.sent = altered(self.sent, left=self._module.left(self._options.client_rule.withholds))
+        """The round is over, and so are the module's hooks: packs what the client sends."""
+        if self._upload is not None:
+            upload, side, index = self._upload, self.side, self._message.round
+            update, buffers = side.runner.rows.update(0), side.buffers.values_in(upload.buffers)
+            left = self._module.left(self._options.client_rule.withholds)
+            self.sent = answer_of(upload, index, update, buffers, left)
 
     def states(self) -> Mapping[str, Any]:
         """Nothing: nobody writes checkpoints here."""
@@ -267,3 +273,21 @@ class _Hears(FederatedState):
         """The round begins; the module's own hook comes after."""
         super().on_train_epoch_start(trainer, pl_module)
         self._fit.take_module()
+
+
+def federation_plan(
+    message: ServerMessage, own: VisitPlan, has_all: bool, local_epochs: int, full_gradients: bool
+) -> VisitPlan | None:
+    """The plan of visits as far as a client of a real federation can know it; ``None`` if it does not.
+
+    ``own`` is the plan by the data that the client has; with ``has_all`` these are the data of all clients.
+    """
+    given = message.steps_per_round
+    if has_all and given not in (None, own.steps):
+        raise ValueError(f"steps_per_round must be that of the federation, {own.steps}, found {given}")
+    if has_all or given is None:
+        return own if has_all else None
+    if full_gradients:
+        return replace(own, steps=given)
+    batches = given * own.window
+    return VisitPlan(given, batches, -(-batches // local_epochs), own.window)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -16,7 +16,6 @@ from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.storage import kept
 from fl_lightning.core.tensors import all_finite
 from fl_lightning.federation.door import CLIENT, LOSS, NAME, RATE, ROUND, ROUNDS, SAMPLES, STEPS, STEPS_PER_ROUND
-from fl_lightning.lightning.round_clock import VisitPlan
 
 
 @checked(round=ROUND, counted=ROUND, steps_per_round=STEPS_PER_ROUND, rounds=ROUNDS)
@@ -105,15 +104,6 @@ class ServerMessage:
         return cls(round, params, *sent, counted, buffers or {}, steps_per_round, rounds, module or {})
 
 
-def give(message: ServerMessage, rule: ClientRule, client_id: int) -> None:
-    """Gives a client's object of the client rule what the server keeps for it, in place of what it has."""
-    try:
-        kept.take(rule, message.broadcast)
-        kept.take_own(rule, client_id, message.client_state)
-    except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(f"broadcast and client_state must be those of {type(rule).__name__}: {error}") from error
-
-
 @checked(client_id=CLIENT, round=ROUND, size=SAMPLES, loss=LOSS, train_loss=LOSS, client_lr=RATE, steps=STEPS)
 @dataclass(frozen=True)
 class ClientMessage:
@@ -150,13 +140,15 @@ class ClientMessage:
     left: Mapping[str, Any] = field(default_factory=dict)
 
 
-def answer_of(upload: Upload, index: int, update: Tensor, buffers: Mapping[str, Tensor]) -> ClientMessage:
-    """What a visit gave, without what it left."""
+def answer_of(
+    upload: Upload, index: int, update: Tensor, buffers: Mapping[str, Tensor], left: Mapping[str, Any]
+) -> ClientMessage:
+    """What a visit gave."""
     return trusted(ClientMessage)(
         upload.client_id, index, update.cpu(), upload.size, upload.loss,
         None if upload.train_loss is None else float(upload.train_loss), upload.client_lr,
         _on_cpu(upload.report.extras), _on_cpu(upload.report.companions), _on_cpu(buffers), upload.pace.steps,
-        dict(upload.buffers.votes),
+        dict(upload.buffers.votes), left,
     )  # fmt: skip
 
 
@@ -184,21 +176,3 @@ class ClientIntroduction:
     steps: int
     description: Mapping[str, Any]
     frozen: str
-
-
-def federation_plan(
-    message: ServerMessage, own: VisitPlan, has_all: bool, local_epochs: int, full_gradients: bool
-) -> VisitPlan | None:
-    """The plan of visits as far as a client of a real federation can know it; ``None`` if it does not.
-
-    ``own`` is the plan by the data that the client has; with ``has_all`` these are the data of all clients.
-    """
-    given = message.steps_per_round
-    if has_all and given not in (None, own.steps):
-        raise ValueError(f"steps_per_round must be that of the federation, {own.steps}, found {given}")
-    if has_all or given is None:
-        return own if has_all else None
-    if full_gradients:
-        return replace(own, steps=given)
-    batches = given * own.window
-    return VisitPlan(given, batches, -(-batches // local_epochs), own.window)

@@ -74,8 +74,6 @@ def written(
     ``classes`` are of the objects that the reader can make, ``attributes`` those that it has objects of, too; ``None``:
     all. Others travel as a whole.
     """
-    if not (left.changes or left.metrics):
-        return {}, {}, {}
     names, stays = {id(kept): name for name, kept in places.kept.items()}, dict[str, str]()
     tasks: list[tuple[str, list[Any], Callable[[list[Any]], object], int | None]] = []
     gathered = Counter[str]()

@@ -98,18 +98,16 @@ class RegisteredClients:
         if ours != theirs:
             refused.append(f"version: fl_lightning {ours} became {theirs}")
         elif "versions" in differences:
-            self._warn_of_versions(found.client_id, said(differences["versions"]))
+            words = said(differences["versions"])
+            if words not in self._warned and len(self._warned) < _WARNINGS:
+                self._warned.add(words)
+                rank_zero_warn(
+                    f"client {found.client_id} computes with other versions than the server ({words}): its numbers may "
+                    "differ in their last bits from those of a simulation"
+                )
         if found.frozen != self._frozen:
             refused.append("frozen parameters: other values; load the same pretrained weights on all sides")
         return refused
-
-    def _warn_of_versions(self, client_id: int, words: str) -> None:
-        if words not in self._warned and len(self._warned) < _WARNINGS:
-            self._warned.add(words)
-            rank_zero_warn(
-                f"client {client_id} computes with other versions than the server ({words}): its numbers may differ in "
-                "their last bits from those of a simulation"
-            )
 
     def register(self, introduction: ClientIntroduction | Mapping[str, Any]) -> None:
         """Takes a client into the federation, or what it says anew.

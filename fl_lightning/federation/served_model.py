@@ -52,7 +52,7 @@ class ServedModel:
 
     def merge(self, uploads: Sequence[Upload], counted: Collection[int]) -> None:
         """Joins what visits of a round have left in attributes and metrics."""
-        self.home.merge(uploads, counted)
+        merge_left(self.home.visits, uploads, counted)
         self.plain = self.home.plain()
 
     def module_state_dict(self) -> dict[str, Tensor]:
@@ -90,7 +90,7 @@ class HomeModule:
 
     def __init__(self, module: LightningModule, device: torch.device) -> None:
         self._module, self._device, self._said = module, device, set[str]()
-        self._visits, self._first = ModuleVisits(module), Places(module, ObjectState(module))
+        self.visits, self._first = ModuleVisits(module), Places(module, ObjectState(module))
         self._now: Places | None = None
 
     def plain(self, metrics: bool = False) -> dict[str, Any]:
@@ -102,6 +102,8 @@ class HomeModule:
         left = Left([(kept, kept.change()) for kept in state.changed()])
         found = state.metrics.values() if metrics else ()
         left.metrics.extend((metric, MetricShare.of(metric)) for metric in found if joins_clients(metric))
+        if not (left.changes or left.metrics):
+            return {}
         plain, stays, _ = written(left, self._first, self._first.classes)
         for name, why in stays.items():
             self._forget(name)
@@ -122,17 +124,15 @@ class HomeModule:
 
     def read(self, plain: Mapping[str, Any]) -> Left:
         """What a client has left; raises MisfitError if it is none, or does not fit the module."""
-        state = self._visits.look()
+        if not plain:
+            return Left()
+        state = self.visits.look()
         if self._now is None or self._now.state is not state:
             self._now = Places(self._module, state)
         left, lacking = read_left(plain, self._now, self._device)
         for name in sorted(lacking):
             self._say(name, f"{name!r} is not among what the server's module has: it stays with them")
         return left
-
-    def merge(self, uploads: Sequence[Upload], counted: Collection[int]) -> None:
-        """Joins what visits have left, as a fit does."""
-        merge_left(self._visits, uploads, counted)
 
     def load(self, plain: Mapping[str, Any]) -> None:
         """Goes on from what :meth:`plain` gave with metrics."""

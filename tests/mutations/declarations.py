@@ -9,7 +9,7 @@ follows = In("fl_lightning/core/storage/kept.py", "tests/core/test_kept.py")
 MUTATIONS = [
     declared("values are of the class", "held = «vars(rule)→self.__dict__»"),
     declared("a dictionary can be replaced", "        «raise AttributeError→print»("),
-    declared("a value is not taken back", "None« if happened else self.__set__(rule, before)→»"),
+    declared("a value is not taken back", "None« if happened else setattr(rule, self.name, before)→»"),
     declared("models in files count as memory", "«0 if in_files else →»min("),
     declared("the memory plan forgets the models of a round", "«(held + extent.cohort)→held»"),
     declared("the memory plan ignores the capacity", "«named(rule, self._capacity) or →»extent.clients"),

@@ -110,7 +110,7 @@ MUTATIONS = [
         "frozen parameters are none",
         "frozen_digest(self.module, «trained→[n for n, _ in self.module.named_parameters()]»)",
     ),
-    served("what visits leave is not joined", "«        self.home.merge(uploads, counted)\n→»"),
+    served("what visits leave is not joined", "«        merge_left(self.home.visits, uploads, counted)\n→»"),
     served(
         "what visits leave is not sent on",
         "«        self.plain = self.home.plain()\n→»",

@@ -54,7 +54,11 @@ MUTATIONS = [
     visit("parameters are not compared", "«        message.check_params(theta)\n→»"),
     visit("the module's own parameters are trained", "«        theta.copy_(message.params)\n→»"),
     visit("the module's own buffers are trained", "            «buffers.put(message.buffers)→pass»\n"),
-    visit("what the method sends is not taken", "«        give(message, rule, client)\n→»"),
+    visit(
+        "what the method sends is not taken",
+        "            «kept.take(rule, message.broadcast)\n"
+        "            kept.take_own(rule, client, message.client_state)→pass»\n",
+    ),
     visit("what the client kept is not taken", 'if «self._before is not None and self._before["rule"]→False»:'),
     visit("the rule does not know how many rounds there are", "theta.dtype«, rounds=message.rounds→»))"),
     visit("full gradients count as visits of many steps", "batches.plan(«options.needs.full_gradients→False»)"),
@@ -95,11 +99,11 @@ MUTATIONS = [
         "a client that keeps nothing new forgets what it had",
         "if «not upload.report.kept and self._before is not None→False»:",
     ),
-    visit("optimizers are not kept", '"optimizers": «side.runner.optimizers.take_aside(self._client_id)→{}»}'),
+    visit("optimizers are not kept", '"optimizers": «self.side.runner.optimizers.take_aside(self._client_id)→{}»}'),
     visit("what privacy withholds is sent", "self._module.left(«self._options.client_rule.withholds→»)"),
     visit(
         "what the visit left is not sent",
-        "self.«sent = altered(self.sent, left=self._module.left(self._options.client_rule.withholds))→_module.left()»",
+        "answer_of(upload, index, update, buffers, «left→{}»)",
     ),
     visit("training begins without what rounds have left", "«        self._fit.take_module()\n→»"),
     messages("losses are lost", "upload.size, «upload.loss→None»,\n"),
@@ -111,21 +115,22 @@ MUTATIONS = [
     messages("companions are lost", "«_on_cpu(upload.report.companions)→{}»"),
     messages("extras are lost", "«_on_cpu(upload.report.extras)→{}»"),
     messages("steps are lost", "«upload.pace.steps→0»,\n"),
-    messages("votes on memory banks are lost", "«dict(upload.buffers.votes)→{}»,\n"),
+    messages("votes on memory banks are lost", "«dict(upload.buffers.votes)→{}»,"),
     messages("what rounds have left is not sent", "rounds, «module or →»{})"),
     messages("what is sent to all is lost", '«kept.state(rule, "all")→{}», kept'),
-    messages(
+    visit(
         "what a client cannot take has no words",
         "except «(AttributeError, IndexError, KeyError, TypeError, RuntimeError)→KeyError» as error:",
     ),
-    messages(
-        "what the server sends to one is not taken", "«        kept.take_own(rule, client_id, message.client_state)\n→»"
+    visit(
+        "what the server sends to one is not taken",
+        "«            kept.take_own(rule, client, message.client_state)\n→»",
     ),
-    messages("what the server sends to all is not taken", "«        kept.take(rule, message.broadcast)\n→»"),
-    messages("another length of rounds is taken", "if «has_all and given not in (None, own.steps)→False»:"),
-    messages("who has all data asks for the length of rounds", "return «own if has_all else →»None"),
-    messages("full gradients take the steps of the message's visit", "    if «full_gradients→False»:\n"),
-    messages("accumulation is forgotten", "batches = given« * own.window→»"),
-    messages("an epoch is as long as a visit", "«-(-batches // local_epochs)→batches»"),
-    messages("epochs are rounded down", "«-(-batches // local_epochs)→batches // local_epochs»"),
+    visit("what the server sends to all is not taken", "«            kept.take(rule, message.broadcast)\n→»"),
+    visit("another length of rounds is taken", "if «has_all and given not in (None, own.steps)→False»:"),
+    visit("who has all data asks for the length of rounds", "return «own if has_all else →»None"),
+    visit("full gradients take the steps of the message's visit", "    if «full_gradients→False»:\n"),
+    visit("accumulation is forgotten", "batches = given« * own.window→»"),
+    visit("an epoch is as long as a visit", "«-(-batches // local_epochs)→batches»"),
+    visit("epochs are rounded down", "«-(-batches // local_epochs)→batches // local_epochs»"),
 ]

@@ -89,9 +89,6 @@ class Declared(ABC, Generic[T]):
             held[self.name] = self.begun(rule)
         return cast(T, held[self.name])
 
-    def __set__(self, rule: object, value: T) -> None:
-        vars(rule)[self.name] = value
-
 
 def named(rule: object, attribute: str | None) -> Any:
     """The rule's attribute of this name; ``None`` without one."""
@@ -115,7 +112,7 @@ class _ServerState(Declared[T]):
 
     def tentatively(self, rule: object) -> Callable[[bool], None]:
         before = self.__get__(rule, type(rule))
-        return lambda happened: None if happened else self.__set__(rule, before)
+        return lambda happened: None if happened else setattr(rule, self.name, before)
 
     def planned(self, rule: object, extent: Extent) -> int:
         dtype = torch.promote_types(extent.dtype, torch.float32) if self._wide else extent.dtype

@@ -151,8 +151,10 @@ class KeptStates:
             for unfinished in self._path(0).parent.glob("*.part"):  # of a process that was killed
                 unfinished.unlink(missing_ok=True)
         for when in self._rounds():
-            if when != counted:
-                self._delete(when)
+            if when != counted and self._folder is None:
+                del self._held[when]
+            elif when != counted:
+                self._path(when).unlink(missing_ok=True)
         if counted is None:
             return None
         if counted not in self._rounds():
@@ -182,12 +184,6 @@ class KeptStates:
         if self._folder is None:
             return list(self._held)
         return [int(path.stem.partition("-")[2]) for path in self._path(0).parent.glob("round-*.pt")]
-
-    def _delete(self, when: int) -> None:
-        if self._folder is None:
-            del self._held[when]
-        else:
-            self._path(when).unlink(missing_ok=True)
 
     def _path(self, when: int) -> Path:
         assert self._folder is not None

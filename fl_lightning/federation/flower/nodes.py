@@ -154,11 +154,8 @@ class Members:
 
     def gather(self, fewest: int, timeout: float) -> None:
         """Waits at the beginning for all clients, at most so long; raises TimeoutError if fewer than wanted come."""
-        until, everybody = time.monotonic() + timeout, self._server.num_clients
-        while len(self.nodes) < everybody and time.monotonic() < until:
-            self.look()
-            if len(self.nodes) < everybody:
-                time.sleep(min(_PAUSE, max(until - time.monotonic(), 0.0)))
+        everybody = self._server.num_clients
+        self.connected(range(everybody), everybody, timeout)
         if len(self.nodes) < fewest:
             refused = "; ".join(f"node {node}: {why}" for node, why in self.refused.items())
             raise TimeoutError(

@@ -267,7 +267,8 @@ class FairStrategy:
             if record is not None:
                 found.append(record)
         if lost:
-            words = "; ".join(f"client {self._label(client)}: {said(why)}" for client, why in lost.items())
+            names = self.server.client_names
+            words = "; ".join(f"client {client_label(client, names)}: {said(why)}" for client, why in lost.items())
             rank_zero_warn(f"the evaluation after round {index} lacks clients: {words}")
         record = self._run.evaluated(found, stage, index)
         self.last_evaluation = self.last_evaluation if record is None else record
@@ -282,6 +283,3 @@ class FairStrategy:
         answers, missing, _ = self._asked(orders)
         for stage in stages:
             self._take_evaluations(answers, missing, stage, self.server.round)
-
-    def _label(self, client: int) -> str:
-        return client_label(client, self.server.client_names)
