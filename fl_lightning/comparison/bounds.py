@@ -16,9 +16,8 @@ from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.data.client_indices import ClientIndices
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.datamodule import FederatedDataModule
-from fl_lightning.data.sources import defines
 from fl_lightning.fit.strategy import FederatedStrategy
-from fl_lightning.lightning.inspection import TRANSFER_HOOKS
+from fl_lightning.lightning.inspection import TRANSFER_HOOKS, is_overridden
 from fl_lightning.lightning.names import LightningDataModule
 from fl_lightning.report import ClientValues, FitRecord, RoundSeries
 from fl_lightning.report.record_builder import RecordBuilder
@@ -53,10 +52,10 @@ class OneLearner(LightningDataModule):
         self.setup("fit")
         self.names, self.sizes = data.client_names, tuple(data.client_sizes.tolist())
         self.clients = [client for client, size in enumerate(self.sizes) if size]
-        for hook in filter(partial(defines, data), TRANSFER_HOOKS):
+        for hook in (hook for hook in TRANSFER_HOOKS if is_overridden(hook, data)):
             setattr(self, hook, getattr(data, hook))
         for stage in ("val_dataloader", "test_dataloader"):
-            if defines(data, stage):
+            if is_overridden(stage, data):
                 setattr(self, stage, partial(self._of_evaluated, stage))
 
     def choose(self, learning: Sequence[int], evaluated: Sequence[int] | None) -> None:

@@ -24,9 +24,9 @@ from fl_lightning.comparison.plan import Run, file_name
 from fl_lightning.comparison.project import Parts, Project
 from fl_lightning.core.seeding import isolated
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.data.sources import defines
 from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning.checkpoint_io import newest_checkpoint
+from fl_lightning.lightning.inspection import is_overridden
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.report import FitRecord
 from fl_lightning.report.callbacks.fit_recorder import FitRecorder
@@ -90,7 +90,7 @@ class Runner:
                 data = self._build(one, bound_strategy(self.base, 1)).data
                 data.prepare_data()
                 data.setup("fit")
-                stages = [stage for stage in ("train", "val", "test") if defines(data, f"{stage}_dataloader")]
+                stages = [stage for stage in ("train", "val", "test") if is_overridden(f"{stage}_dataloader", data)]
                 loaders = [getattr(data, f"{stage}_dataloader")() for stage in stages]
                 each = [one for some in loaders for one in (some if isinstance(some, list) else [some])]
                 found.append([one.fingerprint() for one in each if isinstance(one, ClientLoaders)])
@@ -211,11 +211,11 @@ def fit(parts: Parts, folder: Path | None = None, save_seconds: float = 0.0) -> 
     handler = signal.getsignal(signal.SIGINT)
     try:
         trainer.fit(module, data, **options)
-        if defines(data, "test_dataloader"):
+        if is_overridden("test_dataloader", data):
             trainer.test(module, data, verbose=False)
         record = recorder.record
         last = record.last_values("val")
-        if defines(data, "val_dataloader") and (last is None or last.round < trainer.current_epoch):
+        if is_overridden("val_dataloader", data) and (last is None or last.round < trainer.current_epoch):
             return _validated(record, parts)
     except SystemExit:
         if trainer.interrupted:

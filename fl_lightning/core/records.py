@@ -98,7 +98,7 @@ class EvaluationRecord:
     @checked()
     def mode(self, metric: str) -> Mode:
         """Which values of a metric are good; by its name where nothing else is known."""
-        return self.modes.get(metric) or guessed_mode(metric)
+        return self.modes.get(metric) or trusted(guessed_mode)(metric)
 
     @checked()
     def summary(self, metric: str, mode: Mode | None = None) -> Mapping[str, Tensor]:

@@ -17,8 +17,8 @@ from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.division import Division
 from fl_lightning.data.matched_split import label_counts
 from fl_lightning.data.partitions import Partition
-from fl_lightning.data.sources import AnyDataset, StageLoaders, check_dataset, defines, hide
-from fl_lightning.lightning.inspection import TRANSFER_HOOKS
+from fl_lightning.data.sources import STAGES, AnyDataset, StageLoaders, check_dataset, hide
+from fl_lightning.lightning.inspection import TRANSFER_HOOKS, is_overridden
 from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer
 
 
@@ -92,15 +92,16 @@ class FederatedDataModule(LightningDataModule):
         check("partition of FederatedDataModule", partition, Partition | Sequence[Any], FILLED)
         if evaluation == "independent" and not isinstance(partition, Partition):
             raise ValueError("evaluation must be 'matched' or 'shared' for ready index vectors, found 'independent'")
-        if holdout and defines(self.data, f"{holdout_stage}_dataloader"):
+        offers = [stage for stage in STAGES if is_overridden(f"{stage}_dataloader", self.data)]
+        if holdout and holdout_stage in offers:
             raise ValueError(f"holdout must be 0 where data has {holdout_stage} data of its own, found {holdout}")
         if not holdout:
             check_unused("holdout_stage", holdout_stage, "val", "without holdout")
-            if not any(defines(self.data, f"{stage}_dataloader") for stage in ("val", "test", "predict")):
+            if not {"val", "test", "predict"}.intersection(offers):
                 check_unused("eval_batch_size", eval_batch_size, None, "where there are no evaluation data")
-        if not any(defines(self.data, f"{stage}_dataloader") for stage in ("val", "test")):
+        if not {"val", "test"}.intersection(offers):
             check_unused("evaluation", evaluation, "matched", "where there are no evaluation data to divide")
-        if not defines(self.data, "train_dataloader"):
+        if "train" not in offers:
             raise ValueError(f"data must define train_dataloader, found {type(data).__name__} without it")
         self.partition = partition
         self.seed = seed
@@ -112,9 +113,9 @@ class FederatedDataModule(LightningDataModule):
             self.data.allow_zero_length_dataloader_with_multiple_devices
         )
         self._log_hyperparams = getattr(self.data, "_log_hyperparams", False)
-        held = {f"{holdout_stage}_dataloader"} if holdout else set()
-        offers = [f"{stage}_dataloader" for stage in ("val", "test", "predict")]
-        hide(self, [m for m in (*offers, *TRANSFER_HOOKS) if m not in held and not defines(self.data, m)])
+        has = ["train", *offers, holdout_stage] if holdout else ["train", *offers]
+        hide(self, [f"{stage}_dataloader" for stage in STAGES if stage not in has])
+        hide(self, [hook for hook in TRANSFER_HOOKS if not is_overridden(hook, self.data)])
 
     @property
     def trainer(self) -> Trainer | None:

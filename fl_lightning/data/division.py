@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from fl_lightning.arguments import trusted
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.client_indices import ClientIndices
 from fl_lightning.data.client_loaders import ClientLoaders
@@ -87,7 +88,7 @@ class Division:
         size = self._batch_sizes[stage]
         if stage == self._holdout_stage:
             plain = replace(settings, shuffle=False, drop_last=False, batch_size=size or settings.batch_size)
-            return ClientLoaders(samples.dataset, self._parts[stage], stage, plain)
+            return trusted(ClientLoaders)(samples.dataset, self._parts[stage], stage, plain)
         loaders = only_loader(getattr(self._data, f"{stage}_dataloader")())
         if loaders is None or loaders == []:
             return []
@@ -106,7 +107,7 @@ class Division:
         parts = self._parts.get(name)
         if parts is None or parts.num_samples != num_samples(loader.dataset):
             self._parts[name] = parts = self._divide_evaluation(stage, loader.dataset, place)
-        return ClientLoaders(loader.dataset, parts, stage, settings)
+        return trusted(ClientLoaders)(loader.dataset, parts, stage, settings)
 
     def _divided(self) -> tuple[Samples, LoaderSettings]:
         if self._train is None:
@@ -123,7 +124,7 @@ class Division:
         settings = self._settings(loader, "train")
         total = num_samples(loader.dataset)
         if self._train is None:
-            samples = Samples(loader.dataset, "train", self._labels)
+            samples = trusted(Samples)(loader.dataset, "train", self._labels)
             self._divide_training(samples)
             self._train = samples, settings
         elif self._parts["train"].num_samples != total:
@@ -131,7 +132,7 @@ class Division:
                 f"train_dataloader must return as many samples as when clients were formed "
                 f"({self._parts['train'].num_samples}) until the next setup, found {total}"
             )
-        return ClientLoaders(loader.dataset, self._parts["train"], "train", settings)
+        return trusted(ClientLoaders)(loader.dataset, self._parts["train"], "train", settings)
 
     def _settings(self, loader: Any, stage: str) -> LoaderSettings:
         settings = LoaderSettings.from_dataloader(loader, loader_name(self._data, stage))
@@ -157,7 +158,7 @@ class Division:
             return parts  # the same samples (forecasts of series that were trained on): everybody has their own
         seed = derive_seed(self._seed, "partition", stage, *([place] if place else []))
         given = self._labels if callable(self._labels) or isinstance(self._labels, str) else None
-        samples = Samples(dataset, stage, given)
+        samples = trusted(Samples)(dataset, stage, given)
         if not isinstance(how, Partition):
             return ClientIndices(matched_split(train.labels, list(parts), samples.labels, seed), total)
         if self._evaluation == "independent":

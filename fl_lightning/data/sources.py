@@ -24,7 +24,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from fl_lightning.arguments import Bounds, checked, shown
+from fl_lightning.arguments import Bounds, checked, shown, trusted
 from fl_lightning.data.labels import num_samples
 from fl_lightning.lightning.inspection import is_overridden
 from fl_lightning.lightning.names import LightningDataModule, LightningModule
@@ -60,7 +60,7 @@ class StageLoaders(LightningDataModule):
     @classmethod
     def of_module(cls, module: LightningModule) -> StageLoaders:
         """The loaders that a LightningModule has with it."""
-        return cls({stage: module for stage in STAGES if defines(module, f"{stage}_dataloader")})
+        return cls({stage: module for stage in STAGES if is_overridden(f"{stage}_dataloader", module)})
 
     @classmethod
     def of_datasets(cls, datasets: Mapping[str, AnyDataset], batch_size: int, eval_batch_size: int) -> StageLoaders:
@@ -101,11 +101,6 @@ class StageLoaders(LightningDataModule):
 def is_module(owner: object) -> bool:
     """Whether loaders are to be asked for, rather than there."""
     return isinstance(owner, (LightningModule, LightningDataModule))
-
-
-def defines(module: LightningDataModule | LightningModule, method: str) -> bool:
-    """Whether a module has its own version of one of Lightning's methods, as Lightning sees it."""
-    return is_overridden(method, module)
 
 
 def hide(module: LightningDataModule, methods: Iterable[str]) -> None:
@@ -235,7 +230,7 @@ class LoaderSettings:
                 "RandomSampler allows"
             )
         context = loader.multiprocessing_context
-        return cls(
+        return trusted(LoaderSettings)(  # torch has checked them
             batch_size=int(batches.batch_size),
             shuffle=_shuffles(batches.sampler, total, name),
             drop_last=bool(batches.drop_last),

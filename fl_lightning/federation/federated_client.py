@@ -24,7 +24,7 @@ from fl_lightning.core.storage.files import KeptStates
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.labels import Samples
 from fl_lightning.data.partitions import Partition
-from fl_lightning.data.sources import AnyDataset, defines
+from fl_lightning.data.sources import AnyDataset
 from fl_lightning.federation.client_visit import Visit, Work
 from fl_lightning.federation.door import read
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage, ServerMessage
@@ -196,7 +196,7 @@ class FederatedClient:
             ValueError: as :meth:`train`.
         """
         step = "validation_step" if stage == "val" else "test_step"
-        if not (is_overridden(step, self._module) and defines(self._data, f"{stage}_dataloader")):
+        if not (is_overridden(step, self._module) and is_overridden(f"{stage}_dataloader", self._data)):
             return None
         return self._visit(message, stage).record
 

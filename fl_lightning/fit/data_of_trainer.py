@@ -14,7 +14,8 @@ from fl_lightning.arguments import shown
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.partitions import Partition
-from fl_lightning.data.sources import StageLoaders, defines, is_module
+from fl_lightning.data.sources import StageLoaders, is_module
+from fl_lightning.lightning.inspection import is_overridden
 from fl_lightning.lightning.names import LightningDataModule, Trainer, TrainerFn, rank_zero_warn
 from fl_lightning.lightning.single_device import data_owners, data_replaced
 
@@ -63,7 +64,7 @@ class AttachedData:
             self._training = owners.get("train")
         elif owners:
             evaluated = next(iter(owners.values()))
-            trains = is_module(evaluated) and defines(evaluated, "train_dataloader")
+            trains = is_module(evaluated) and is_overridden("train_dataloader", evaluated)
             owners = {"train": evaluated if trains else self._training, **owners}
         if not owners:
             return

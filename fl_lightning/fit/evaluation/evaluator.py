@@ -10,7 +10,7 @@ from math import isnan, nan
 from typing import Any, Protocol
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
-from fl_lightning.arguments import altered
+from fl_lightning.arguments import altered, trusted
 from fl_lightning.core.records import EvaluationRecord, named
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.client_loaders import ClientLoaders
@@ -160,7 +160,7 @@ class EvaluationReport:
         for name in record.values:
             base = name.removeprefix(PREFIX)
             known = self._modes.get(name) or self._modes.get(base) or record.modes.get(name) or record.modes.get(base)
-            modes[name] = known or guessed_mode(base)
+            modes[name] = known or trusted(guessed_mode)(base)
             if known is None and base not in self._assumed:
                 self._assumed.add(base)
                 assumed.append(f"{base} {_WORDS[modes[name]]}")
