@@ -3,7 +3,6 @@
 
 import re
 
-import lightning as L
 import pytest
 import torch
 
@@ -11,10 +10,9 @@ pytest.importorskip("flwr")
 from functools import partial
 
 from in_process import federation, flat
-from resuming import ALGORITHMS, Rows, differences
-from support import Classifier, fresh
+from resuming import ALGORITHMS, differences
+from support import Classifier
 
-import fl_lightning as fl
 from fl_lightning.algorithms import MOON, SCAFFOLD, Ditto, FedAvg, FedDyn, FedHEAL, FedLF
 
 pytestmark = pytest.mark.filterwarnings(
@@ -88,14 +86,6 @@ def test_a_run_that_is_over_trains_nothing_more(tmp_path):
     assert not differences(dict(first.last_evaluation.values), dict(again.last_evaluation.values))
 
 
-def test_the_checkpoint_is_a_lightning_checkpoint_of_the_model(tmp_path):
-    strategy, _ = federation(tmp_path, ALGORITHMS["AFL"], 2, options={"norm": True})  # which averages iterates
-    path = tmp_path / "run" / "last.ckpt"
-    torch.load(path, weights_only=True)
-    assert torch.equal(flat(Classifier.load_from_checkpoint(path, norm=True)), flat(strategy.model))
-    assert [entry.name for entry in path.parent.iterdir()] == ["last.ckpt"]
-
-
 REFUSED = {
     "method": ({"algorithm": FedLF}, "method: FedAvg with ClientRule became FedLF with ClientRule"),
     "client half": ({"client": FedDyn}, "method: FedAvg with ClientRule became FedAvg with DynamicRegularizer"),
@@ -148,50 +138,6 @@ def test_an_object_starts_once(tmp_path):
 # ---- what a run leaves to read
 
 
-def test_reports_tables_and_logs_are_those_of_a_simulation(tmp_path, capsys):
-    rows, recorder = Rows(), fl.callbacks.FitRecorder()
-    table = fl.callbacks.ClientTable(tmp_path / "table")
-    shared = {"test": True, "clients_per_round": 4}
-    watched = {"callbacks": [recorder, table], "logger": rows}
-    federation(tmp_path, FedLF, 3, server={**shared, **watched})
-    record = recorder.record
-    assert (record.method, record.status, record.planned_rounds, record.seed) == ("FedLF", "finished", 3, 5)
-    assert record.rounds.round == (0, 1, 2)
-    assert record.learning_rate == 0.1
-    assert [(m.stage, m.metric, m.rounds) for m in record.metrics if m.metric.endswith("acc")] == [
-        ("val", "val_acc", (1, 2, 3)), ("test", "test_acc", (3,)),
-    ]  # fmt: skip
-    assert len(record.client_sizes) == 4
-    assert record.memory["update matrix (4 x 140)"] > 0
-    lines = (tmp_path / "table" / "clients.csv").read_text().splitlines()
-    assert len(lines) == 1 + 4 * 2 * 4  # clients, metrics, three validations and a test
-    fl.report.write_report([record], tmp_path / "report.html")
-    assert "FedLF" in (tmp_path / "report.html").read_text()
-    names = {name for _, numbers in rows.rows for name in numbers}
-    assert {"fed/val_acc/angle", "fed/test_acc/worst_10", "fed/conflicts", "fed/val_acc/client/2"} <= names
-
-
-def test_a_resumed_run_continues_its_records(tmp_path):
-    def run(folder, rounds):
-        recorder = fl.callbacks.FitRecorder()
-        federation(folder, FedLF, rounds, server={"callbacks": [recorder]})
-        return recorder.record
-
-    run(tmp_path / "cut", 2)
-    resumed, whole = run(tmp_path / "cut", 4), run(tmp_path / "whole", 4)
-    assert resumed.rounds.round == whole.rounds.round == (0, 1, 2, 3)
-    assert resumed.rounds.conflicts == whole.rounds.conflicts
-    assert [m.rounds for m in resumed.metrics] == [m.rounds for m in whole.metrics]
-
-
-def test_lightnings_loggers_write_their_files(tmp_path):
-    logger = L.pytorch.loggers.CSVLogger(tmp_path / "logs", name="run", version=0)
-    federation(tmp_path, FedAvg, 2, server={"logger": logger})
-    lines = (tmp_path / "logs" / "run" / "version_0" / "metrics.csv").read_text().splitlines()
-    assert len(lines) == 1 + 2 * 2
-    assert "fed/val_acc/mean" in lines[0]
-
-
 def test_both_sides_say_how_the_round_goes(tmp_path, caplog):
     with caplog.at_level("INFO"):
         federation(tmp_path, FedLF, 2, server={"clients_per_round": 4})
@@ -211,9 +157,8 @@ def test_both_sides_say_how_the_round_goes(tmp_path, caplog):
 def test_evaluation_is_of_whom_was_asked(tmp_path):
     cohort, _ = federation(tmp_path / "1", FedAvg, 2, server={"evaluation": "cohort", "clients_per_round": 2})
     nobody, grid = federation(tmp_path / "2", FedAvg, 2, server={"evaluation": "none"})
-    second, rare = federation(tmp_path / "3", FedAvg, 4, server={"evaluate_every": 2, "clients_per_round": 4})
+    _, rare = federation(tmp_path / "3", FedAvg, 4, server={"evaluate_every": 2, "clients_per_round": 4})
     assert cohort.last_evaluation.client_ids == (0, 1, 2, 3)  # the last one is of all
     assert nobody.last_evaluation is None
     assert len(grid.sent) == 4 + 2 * 3
     assert len(rare.sent) == 4 + 4 * 4 + 4
-    assert fresh() is not second.model
