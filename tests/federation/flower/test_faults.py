@@ -8,8 +8,8 @@ import torch
 
 pytest.importorskip("flwr")
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-from in_process import client_app, federation, flat, over_the_wire, unavailable
-from support import Classifier, federated_blobs, fit, fresh
+from in_process import client_app, federation, over_the_wire, unavailable
+from support import Classifier, federated_blobs, fit, fresh, weights
 
 import fl_lightning as fl
 from fl_lightning.algorithms import SCAFFOLD, Ditto, FedAvg, FedLF, FedMDFG
@@ -61,7 +61,7 @@ def test_a_client_that_raises_is_left_out_as_in_a_simulation(tmp_path, method):
         fresh(Raises), 3, data=federated_blobs(4), algorithm=method(), on_client_error="drop", clients_per_round=4
     )
     strategy, _ = federation(tmp_path, method, 3, Raises, server=EVERYBODY)
-    assert torch.equal(flat(strategy.model), flat(inside.module))
+    assert torch.equal(weights(strategy.model), weights(inside.module))
     assert strategy.records[1].dropped == {2: "LookupError: a broken sample"}
     assert [record.client_ids for record in strategy.records] == [(0, 1, 2, 3), (0, 1, 3), (0, 1, 2, 3)]
 
@@ -90,7 +90,7 @@ def test_an_unusable_reply_is_left_out_and_named(tmp_path, name):
     assert first.client_ids == third.client_ids == (0, 1, 2, 3)
     # Whatever was wrong, the others' weights are those of a round without that client.
     quiet, _ = federation(tmp_path / "again", FedLF, 3, lose=only(1, 1, lambda order, reply: []), server=EVERYBODY)
-    assert torch.equal(flat(strategy.model), flat(quiet.model))
+    assert torch.equal(weights(strategy.model), weights(quiet.model))
 
 
 def test_a_round_below_min_clients_changes_nothing(tmp_path):
@@ -103,7 +103,7 @@ def test_a_round_below_min_clients_changes_nothing(tmp_path):
     skipped = strategy.records[1]
     assert skipped.skipped == "2 usable reports, fewer than min_clients=3"
     assert (skipped.client_ids, skipped.step_norm, skipped.skipped_rounds) == ((), 0.0, 1)
-    assert torch.equal(flat(strategy.model), flat(before.model))
+    assert torch.equal(weights(strategy.model), weights(before.model))
     one, two = (kept.state(s.server.client_rule) for s in (strategy, before))
     assert torch.equal(one["c"], two["c"])
     assert strategy.server.counted == before.server.counted
@@ -140,7 +140,7 @@ def test_a_client_that_does_not_say_its_loss_again_is_left_out_of_the_round(tmp_
     assert re.search(f"it was asked for its loss once more: .*{words}", strategy.records[1].dropped[1])
     assert [record.skipped for record in strategy.records] == [None] * 3
     without, _ = federation(tmp_path / "again", FedMDFG, 3, lose=only(1, 1, lambda *_: []), server=EVERYBODY)
-    assert torch.equal(flat(strategy.model), flat(without.model))
+    assert torch.equal(weights(strategy.model), weights(without.model))
 
 
 # ---- nodes that come and go

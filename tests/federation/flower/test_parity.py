@@ -3,16 +3,16 @@
 
 import math
 
-import lightning as L
 import pytest
 import torch
 
 pytest.importorskip("flwr")
 from functools import partial
 
-from in_process import federation, flat
+from in_process import federation
 from resuming import ALGORITHMS, Marks, Rows
-from support import Adapted, Classifier, Manual, federated_blobs, fit, fresh
+from support import Adapted, Classifier, Manual, federated_blobs, fit, fresh, weights
+from watching import Records
 
 import fl_lightning as fl
 from fl_lightning.algorithms import MOON, SCAFFOLD, Ditto, FedAvg, FedDyn, FedHEAL, FedLF, FedProx
@@ -20,19 +20,6 @@ from fl_lightning.algorithms import MOON, SCAFFOLD, Ditto, FedAvg, FedDyn, FedHE
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(FedMDFG|MMPF) asks clients for losses in the middle of a round:UserWarning"
 )
-
-
-class Records(L.Callback):
-    """The records of a simulation, as they come."""
-
-    def __init__(self):
-        self.rounds, self.evaluations = [], []
-
-    def on_validation_end(self, trainer, module):
-        self.evaluations.append(trainer.strategy.last_evaluation)
-
-    def on_train_epoch_end(self, trainer, module):
-        self.rounds.append(trainer.strategy.last_round)
 
 
 def same(one, two):
@@ -57,7 +44,7 @@ def compare(tmp_path, method, rounds=3, module=Classifier, options=None, trainer
         trainer={"accelerator": "cpu", **(trainer or {})},
         server={"logger": apart_logged, "precision": precision, **server}, **shared,
     )  # fmt: skip
-    assert torch.equal(flat(strategy.model), flat(inside.module))
+    assert torch.equal(weights(strategy.model), weights(inside.module))
     assert len(strategy.records) == rounds
     for ours, theirs in zip(strategy.records, records.rounds, strict=True):
         for name, value in vars(theirs).items():

@@ -9,9 +9,9 @@ import torch
 pytest.importorskip("flwr")
 from functools import partial
 
-from in_process import federation, flat
+from in_process import federation
 from resuming import ALGORITHMS, differences
-from support import Classifier
+from support import Classifier, weights
 
 from fl_lightning.algorithms import MOON, SCAFFOLD, Ditto, FedAvg, FedDyn, FedHEAL, FedLF
 
@@ -55,7 +55,7 @@ def test_a_run_that_goes_on_gives_the_bits_of_one_that_was_not_interrupted(tmp_p
     resumed, _ = federation(tmp_path / "cut", method, 4, **case)
     whole, _ = federation(tmp_path / "whole", method, 4, **case)
     assert len(resumed.records) == 2
-    assert torch.equal(flat(resumed.model), flat(whole.model))
+    assert torch.equal(weights(resumed.model), weights(whole.model))
     assert not differences(state_of(resumed), state_of(whole))
     assert not differences(dict(resumed.last_evaluation.values), dict(whole.last_evaluation.values))
 
@@ -82,7 +82,7 @@ def test_a_run_that_is_over_trains_nothing_more(tmp_path):
     first, _ = federation(tmp_path, FedLF, 2)
     again, _ = federation(tmp_path, FedLF, 2)
     assert again.records == []
-    assert torch.equal(flat(first.model), flat(again.model))
+    assert torch.equal(weights(first.model), weights(again.model))
     assert not differences(dict(first.last_evaluation.values), dict(again.last_evaluation.values))
 
 
@@ -124,7 +124,7 @@ def test_a_fresh_federation_leaves_the_states_of_others_alone(tmp_path):
     (tmp_path / "run" / "kept.ckpt").rename(tmp_path / "run" / "last.ckpt")
     resumed, _ = federation(tmp_path, Ditto, 3)
     whole, _ = federation(tmp_path / "whole", Ditto, 3)
-    assert torch.equal(flat(resumed.model), flat(whole.model))
+    assert torch.equal(weights(resumed.model), weights(whole.model))
     assert not differences(dict(resumed.last_evaluation.values), dict(whole.last_evaluation.values))
     assert len(list((tmp_path / "state").iterdir())) == 2
 
