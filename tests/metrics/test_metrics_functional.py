@@ -156,23 +156,9 @@ def test_conflicts_refuse_bad_input():
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "val_loss",
-        "loss",
-        "ValLoss",
-        "perplexity",
-        "val/mse",
-        "MAE",
-        "val_rmse_epoch",
-        "test_err",
-        "valRMSE",
-        "word_error",
-        "val_SMAPE",
-        "test/cal/ECE",
-        "cls/Brier",
-        "FPR95",
-    ],
-)
+    ["val_loss", "loss", "ValLoss", "perplexity", "val/mse", "MAE", "val_rmse_epoch", "test_err", "valRMSE",
+     "word_error", "val_SMAPE", "test/cal/ECE", "cls/Brier", "FPR95"],
+)  # fmt: skip
 def test_smaller_is_better_names(name):
     assert not F.is_larger_better(name)
 
