@@ -147,15 +147,6 @@ def test_adapters_of_another_rank_are_refused_with_a_sentence():
         assert ("adapters: the mean of factors needs one rank and the same adapted layers" in words) == refused
 
 
-def test_clients_that_do_not_fit_are_refused():
-    server = made_server(FedAvg)
-    found = made_clients(FedLF, {})[1].introduction()
-    assert "method: FedAvg with ClientRule became FedLF with ClientRule" in server.refusal(found)
-    with pytest.raises(ValueError, match="client 1 cannot take part: from server to client, method: FedAvg"):
-        server.register(found)
-    assert server.registered == frozenset()
-
-
 def test_answers_that_nobody_asked_for_are_refused():
     server, clients = made_server(FedAvg), made_clients(FedAvg, {})
     with pytest.raises(ValueError, match="close_round needs a round that open_round has opened, found none"):

@@ -175,19 +175,9 @@ def test_a_client_that_is_not_there_is_named(tmp_path):
     assert strategy.last_evaluation.client_ids == (0, 1, 2)
 
 
-REFUSED = {
-    "method": ({"algorithm": FedLF}, "method: FedAvg with ClientRule became FedLF with ClientRule"),
-    "layout": ({"options": {"hidden": 9}}, r"layout: .*net.0.weight"),
-    "seed": ({"seed": 6}, "seed: 5 became 6"),
-    "epochs": ({"local_epochs": 2}, "local_epochs: 1 became 2"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_clients_that_compute_something_else_are_refused_by_name(tmp_path, name):
-    options, words = REFUSED[name]
-    other = client_app(tmp_path, **{"algorithm": FedAvg, **options})
-    with pytest.raises(TimeoutError, match=f"node 101: it is client 1; from server to client, .*{words}"):
+def test_clients_that_compute_something_else_are_refused_by_name(tmp_path):
+    other = client_app(tmp_path, FedAvg, local_epochs=2)
+    with pytest.raises(TimeoutError, match=r"node 101: it is client 1; from server to client, .*local_epochs: 1"):
         federation(tmp_path, FedAvg, 1, apps={1: other}, server={"min_clients": 4, "clients_per_round": 4})
     strategy, _ = federation(tmp_path, FedAvg, 1, apps={1: other}, server={**EVERYBODY, "min_clients": 3})
     assert strategy.records[0].client_ids == (0, 2, 3)
