@@ -12,7 +12,7 @@ from support import Classifier, federated_blobs, fresh, on_path, quiet_trainer
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.algorithms import FedAvg, FedBN, FedPer, FedRep
+from fl_lightning.algorithms import AFL, FedAvg, FedBN, FedHEAL, FedLF, FedPer, FedRep
 from fl_lightning.core.storage import kept
 
 LR, EPOCHS = 0.2, 3
@@ -182,6 +182,13 @@ def test_layers_that_share_a_parameter_stay_together(method, bias):
         method.client_rule().check_module(module, layout)
     layers = FedPer(["head", "words"]).client_rule().find(module, layout)
     assert layers.parameters == {"words.weight", "head.bias"} if bias else {"words.weight"}
+
+
+@pytest.mark.parametrize("server", [FedLF, AFL])
+def test_rules_that_ask_for_losses_at_the_global_model_are_refused(server):
+    with pytest.raises(ValueError, match=f"keeps layers at the clients, and {server.__name__} asks for losses at the"):
+        fl.FederatedStrategy(server(), client=FedPer())
+    fl.FederatedStrategy(FedHEAL(), client=FedPer())
 
 
 def test_memory_plan_counts_the_layers_alone():

@@ -79,8 +79,6 @@ def test_a_borrowed_client_half_does_its_work():
         (lambda: fl.algorithms.FCFL(None), FedProx, ["client=FedProx(...) changes local training"]),
         (FedAvg, fl.algorithms.FairFed, ["counts predictions for groups, which FedAvg does not read"]),
         (fl.algorithms.FairFed, FedProx, ["client=FedProx", "FairFed"]),
-        (FedLF, fl.algorithms.FedPer, ["keeps layers at the clients, and FedLF asks for losses at the"]),
-        (fl.algorithms.AFL, fl.algorithms.FedPer, ["keeps layers at the clients, and AFL asks for losses at the"]),
         (FedMDFG, FedProx, ["client=FedProx", "FedMDFG takes full gradients", "gradient_source='update'"]),
         (lambda: FedLF(gradient_source="full"), SCAFFOLD, ["client=SCAFFOLD", "FedLF takes full gradients"]),
     ],
