@@ -36,6 +36,31 @@ def own_loader(client_id: int, data: fl.FederatedDataModule) -> DataLoader:
     return DataLoader(share, batch_size=loaders.batch_size, shuffle=True)
 
 
+class Own(L.LightningDataModule):
+    """One client's share of the blobs, for training and validation."""
+
+    def __init__(self, client: int, clients: int = 4) -> None:
+        super().__init__()
+        self.client, self.all = client, federated_blobs(clients)
+
+    def train_dataloader(self) -> DataLoader:
+        return own_loader(self.client, self.all)
+
+    def val_dataloader(self) -> DataLoader:
+        return self._evaluated(self.all.val_dataloader())
+
+    def _evaluated(self, loaders: Any) -> DataLoader:
+        share = Subset(loaders.dataset, loaders.indices(self.client).tolist())
+        return DataLoader(share, batch_size=loaders.batch_size)
+
+
+class WithTests(Own):
+    """With data to test."""
+
+    def test_dataloader(self) -> DataLoader:
+        return self._evaluated(self.all.test_dataloader())
+
+
 class Federation:
     """Clients that train when they are told to, and the server's half of a method.
 

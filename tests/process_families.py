@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,3 +98,10 @@ def until(holds: Callable[[], Any], seconds: float, what: str, log: Callable[[],
             return found
         time.sleep(0.2)
     raise TimeoutError(f"{what}: not within {seconds} s\n{log()}")
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -14,18 +14,8 @@ from fl_lightning.core.updates import UpdateMatrix
 
 LEVELS = ("sums", "gram", "rows")
 MEMBERS = {
-    "layout": "sums",
-    "dtype": "sums",
-    "columns": "sums",
-    "offsets": "sums",
-    "norms": "sums",
-    "norm_of": "sums",
-    "combine": "sums",
-    "beside": "sums",
-    "gram": "gram",
-    "cross_gram": "gram",
-    "dots": "gram",
-    "squared_distances": "gram",
+    **dict.fromkeys(("layout", "dtype", "columns", "offsets", "norms", "norm_of", "combine", "beside"), "sums"),
+    **dict.fromkeys(("gram", "cross_gram", "dots", "squared_distances"), "gram"),
     "puc_track": "rows",
 }
 """What a rule reads by a member of ``UpdateMatrix``; a new member needs a line here."""

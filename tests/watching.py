@@ -24,6 +24,19 @@ class Watcher(Callback):
         self.ended.append(weights(pl_module))
 
 
+class Records(Callback):
+    """Notes the records of rounds and evaluations as they come."""
+
+    def __init__(self):
+        self.rounds, self.evaluations = [], []
+
+    def on_validation_end(self, trainer, pl_module):
+        self.evaluations.append(trainer.strategy.last_evaluation)
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.rounds.append(trainer.strategy.last_round)
+
+
 class Recorder(FedAvg):
     """FedAvg that keeps what it saw, and asks for what it is told."""
 

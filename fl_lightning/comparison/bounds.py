@@ -52,8 +52,9 @@ class OneLearner(LightningDataModule):
         self.setup("fit")
         self.names, self.sizes = data.client_names, tuple(data.client_sizes.tolist())
         self.clients = [client for client, size in enumerate(self.sizes) if size]
-        for hook in (hook for hook in TRANSFER_HOOKS if is_overridden(hook, data)):
-            setattr(self, hook, getattr(data, hook))
+        for hook in TRANSFER_HOOKS:
+            if is_overridden(hook, data):
+                setattr(self, hook, getattr(data, hook))
         for stage in ("val_dataloader", "test_dataloader"):
             if is_overridden(stage, data):
                 setattr(self, stage, partial(self._of_evaluated, stage))

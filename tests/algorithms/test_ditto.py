@@ -22,7 +22,7 @@ from support import (
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
-from fl_lightning.algorithms import Ditto, FedAvg, FedHEAL, FedLF, FedMDFG
+from fl_lightning.algorithms import Ditto, FedAvg, FedHEAL, FedLF
 from fl_lightning.core.storage import kept
 
 LAM, LR = 0.6, 0.2
@@ -318,8 +318,6 @@ def test_refused():
         ValueError, match=r"Ditto trains personal models .* Manual.training_step, which optimizes manually"
     ):
         fit_method(Ditto(), 1, module=fresh(Manual))
-    with pytest.raises(ValueError, match="FedMDFG takes full gradients"):
-        fl.FederatedStrategy(FedMDFG(), client=Ditto())
 
 
 @pytest.mark.fit

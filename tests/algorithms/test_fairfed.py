@@ -5,7 +5,7 @@ from algorithm_cohorts import make_cohort, random_rows
 from client_rounds import Net, Rounds, client_data
 
 import fl_lightning as fl
-from fl_lightning.algorithms import FairFed, FedAvg, FedProx
+from fl_lightning.algorithms import FairFed, FedAvg
 
 BETA = 0.7
 
@@ -109,7 +109,3 @@ def test_what_does_not_fit_is_refused():
         FairFed().aggregate(make_cohort(random_rows(2, 1), extras={}))
     with pytest.raises(ValueError, match="beta of FairFed must be"):
         FairFed(beta=-1.0)
-    with pytest.raises(ValueError, match="counts predictions for groups, which FedAvg does not read"):
-        fl.FederatedStrategy(FedAvg(), client=FairFed())
-    with pytest.raises(ValueError, match="FairFed"):
-        fl.FederatedStrategy(FairFed(), client=FedProx())

@@ -15,7 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import TensorDataset
 
 import fl_lightning as fl
-from fl_lightning.algorithms import FCFL, FairReg, FedAvg
+from fl_lightning.algorithms import FCFL, FairReg
 from fl_lightning.core.errors import ClientError
 
 pytestmark = pytest.mark.fit
@@ -203,12 +203,3 @@ def test_broken_groups_name_the_client():
 
     with pytest.raises(ClientError, match=r"client 0 in round 0: .*Broken.federated_groups must return .* one shape"):
         fit_loans(FCFL(0.1), module=fresh(Broken))
-
-
-def test_pairs_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match=r"client=FCFL\(...\) reports disparities, and FedAvg reads none"):
-        fl.FederatedStrategy(FedAvg(), client=FCFL())
-    with pytest.raises(ValueError, match=r"client=FedProx\(...\) cannot replace the client half of FCFL"):
-        fl.FederatedStrategy(FCFL(), client=fl.algorithms.FedProx())
-    with pytest.raises(ValueError, match=r"client=FedProx\(...\) changes local training"):
-        fl.FederatedStrategy(FCFL(None), client=fl.algorithms.FedProx())

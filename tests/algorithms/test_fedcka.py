@@ -10,7 +10,7 @@ from support import Classifier, fresh
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.algorithms import FedCKA, FedMDFG
+from fl_lightning.algorithms import FedCKA
 from fl_lightning.algorithms.fedcka import linear_cka
 
 MU, LR = 2.0, 0.2
@@ -132,8 +132,6 @@ def test_layers_that_are_not_there_are_refused_before_the_first_round():
         fit_method(FedCKA(layers=["net.0", "net.9"]))
     with pytest.raises(ValueError, match="num_layers of FedCKA must be at most 2 here, found 3"):
         fit_method(FedCKA(num_layers=3))
-    with pytest.raises(ValueError, match="FedMDFG takes full gradients"):
-        fl.FederatedStrategy(FedMDFG(), client=FedCKA())
 
 
 class Pairs(Classifier):

@@ -6,8 +6,7 @@ import torch
 from client_rounds import Net, Rounds, assign, by_rule, client_data, descend, flat, lost, partial
 from method_fits import fit_method, trained
 
-import fl_lightning as fl
-from fl_lightning.algorithms import FedAvg, FedDyn, FedHEAL, FedLF, FedMDFG, FedProx
+from fl_lightning.algorithms import FedAvg, FedDyn, FedHEAL
 from fl_lightning.core.storage import kept
 
 ALPHA, LR = 0.3, 0.2
@@ -85,16 +84,6 @@ def test_restored_state_of_another_model_is_refused():
     kept.load(client, {"h": torch.ones(5)})
     with pytest.raises(ValueError, match="numbers, found 5 in the checkpoint"):
         Rounds(FedAvg(), client, data)
-
-
-@pytest.mark.parametrize("server", [FedLF, lambda: FedMDFG(gradient_source="update")])
-def test_refused_where_the_step_is_no_mean(server):
-    with pytest.raises(
-        ValueError, match=r"client=FedDyn\(\.\.\.\) adds h / alpha to a mean .* is no mean: pair it with"
-    ):
-        fl.FederatedStrategy(server(), client=FedDyn())
-    with pytest.raises(ValueError, match="cannot replace the client half of FedDyn"):
-        fl.FederatedStrategy(FedDyn(), client=FedProx())
 
 
 # ---- in a trainer

@@ -87,13 +87,6 @@ class Wrong(Classifier):
         return self.answer(batch)
 
 
-@pytest.mark.fit
-def test_module_without_features_is_refused_before_the_first_round():
-    words = r"MOON compares features: define federated_features\(self, batch\) on Bare, which returns .* \[B, d"
-    with pytest.raises(ValueError, match=words):
-        fit_method(MOON(), module=fresh(Bare))
-
-
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

@@ -244,16 +244,8 @@ def command(monkeypatch, *arguments):
 
 
 def test_run_skip_and_report(tmp_path, monkeypatch, capsys):
-    run = (
-        "run",
-        "fcfl-synthetic",
-        "--data-root",
-        tmp_path,
-        "--only",
-        "violating: l2 <= 0.8",
-        "--out",
-        tmp_path / "out",
-    )
+    only = ("--only", "violating: l2 <= 0.8", "--out", tmp_path / "out")
+    run = ("run", "fcfl-synthetic", "--data-root", tmp_path, *only)
     command(monkeypatch, *run)
     said = capsys.readouterr().out
     assert "1 runs to do, about" in said

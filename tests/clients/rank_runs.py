@@ -7,7 +7,6 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import warnings
 from pathlib import Path
 
 import rank_session
+from process_families import free_port
 
 SESSION = Path(rank_session.__file__)
 SECONDS = 300
@@ -34,12 +34,6 @@ def environment(**more):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))}
     own = {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())}
     return {**kept, **own, **more}
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def left_behind(out):

@@ -6,7 +6,8 @@ import sys
 import pytest
 import rank_runs
 import rank_session
-from rank_runs import SESSION, TORCHRUN, finished, folder_of, free_port, results, started
+from process_families import free_port
+from rank_runs import SESSION, TORCHRUN, finished, folder_of, results, started
 
 CLI = SESSION.with_name("rank_cli.py")
 CONFIG = """

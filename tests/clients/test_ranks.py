@@ -11,6 +11,7 @@ import pytest
 import rank_session
 import torch
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from process_families import free_port
 from rank_runs import (
     SESSION,
     TORCHRUN,
@@ -19,7 +20,6 @@ from rank_runs import (
     finished,
     folder_of,
     forked,
-    free_port,
     results,
     session,
     started,

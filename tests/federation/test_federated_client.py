@@ -9,6 +9,7 @@ import torch
 from by_hand import Federation, own_loader
 from resuming import ALGORITHMS
 from support import Classifier, Manual, federated_blobs, fit, fresh, on_path, weights
+from watching import Records
 
 import fl_lightning as fl
 from fl_lightning.algorithms import (
@@ -27,14 +28,6 @@ from fl_lightning.algorithms import (
 from fl_lightning.core.storage import kept
 
 
-class Records(L.Callback):
-    def __init__(self):
-        self.seen = []
-
-    def on_train_epoch_end(self, trainer, module):
-        self.seen.append(trainer.strategy.last_round)
-
-
 def compare(method, module=Classifier, options=None, rounds=3, trainer=None, on_client_error="raise", **shared):
     """The same federation of 4 clients, 3 in a round, in a trainer and by hand."""
     client = shared.pop("client", None)
@@ -50,10 +43,10 @@ def compare(method, module=Classifier, options=None, rounds=3, trainer=None, on_
         trainer=trainer, clock={"steps_per_round": inside.strategy.fit_description.steps_per_round, "rounds": rounds},
         **shared,
     )  # fmt: skip
-    for when, record in enumerate(records.seen):
+    for when, record in enumerate(records.rounds):
         apart.round(when, [*record.client_ids, *record.dropped], record.dropped)
     assert torch.equal(apart.weights(), weights(inside.module))
-    return inside, apart, records.seen
+    return inside, apart, records.rounds
 
 
 QUICK = ("FedAvg", "SCAFFOLD", "MOON", "FedLF", "FedMDFG")

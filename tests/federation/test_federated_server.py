@@ -1,41 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server without a transport, and clients that it only knows by their messages, give the bits of ``trainer.fit``."""
 
-import lightning as L
 import pytest
 import torch
-from by_hand import own_loader, wired
+from by_hand import Own, own_loader, wired
 from support import Adapted, Classifier, federated_blobs, fit, fresh, reload, weights
+from watching import Records
 
 import fl_lightning as fl
 from fl_lightning.algorithms import SCAFFOLD, Ditto, FedAvg, FedLF, FedMDFG
-
-
-class Last(L.Callback):
-    def __init__(self):
-        self.rounds, self.evaluation = [], None
-
-    def on_validation_end(self, trainer, module):
-        self.evaluation = trainer.strategy.last_evaluation
-
-    def on_train_epoch_end(self, trainer, module):
-        self.rounds.append(trainer.strategy.last_round)
-
-
-class Own(L.LightningDataModule):
-    """One client's blobs, for training and validation."""
-
-    def __init__(self, client):
-        super().__init__()
-        self.client = client
-
-    def train_dataloader(self):
-        return own_loader(self.client, federated_blobs(4))
-
-    def val_dataloader(self):
-        loaders = federated_blobs(4).val_dataloader()
-        share = torch.utils.data.Subset(loaders.dataset, loaders.indices(self.client).tolist())
-        return torch.utils.data.DataLoader(share, batch_size=loaders.batch_size)
 
 
 def made_clients(method, options, folder=None, **shared):
@@ -70,7 +43,7 @@ def one_round(server, clients, lost=()):
 
 @pytest.mark.parametrize("method", [FedAvg, SCAFFOLD, Ditto, FedLF, FedMDFG])
 def test_the_weights_records_and_values_are_those_of_a_fit(method):
-    options, last = {"norm": True}, Last()
+    options, last = {"norm": True}, Records()
     inside = fit(fresh(**options), 3, data=federated_blobs(4), algorithm=method(), callbacks=[last])
     server, clients = made_server(method, options), made_clients(method, options)
     for client in clients:
@@ -83,9 +56,9 @@ def test_the_weights_records_and_values_are_those_of_a_fit(method):
         assert (ours.client_ids, ours.step_norm, ours.local_steps, ours.train_loss, ours.layer_conflicts) == (
             theirs.client_ids, theirs.step_norm, theirs.local_steps, theirs.train_loss, theirs.layer_conflicts,
         )  # fmt: skip
-    for name, values in last.evaluation.values.items():
+    for name, values in last.evaluations[-1].values.items():
         assert torch.equal(torch.cat([record.values[name] for record in found]), values), name
-    assert torch.equal(torch.cat([record.sizes for record in found]), last.evaluation.sizes)
+    assert torch.equal(torch.cat([record.sizes for record in found]), last.evaluations[-1].sizes)
     assert [record.client_ids for record in found] == [(0,), (1,), (2,), (3,)]
 
 
@@ -172,15 +145,6 @@ def test_adapters_of_another_rank_are_refused_with_a_sentence():
         words = server.refusal(found) or ""
         assert ("net.0.lora_A.default.weight [2, 12] became" in words) == refused
         assert ("adapters: the mean of factors needs one rank and the same adapted layers" in words) == refused
-
-
-def test_clients_that_do_not_fit_are_refused():
-    server = made_server(FedAvg)
-    found = made_clients(FedLF, {})[1].introduction()
-    assert "method: FedAvg with ClientRule became FedLF with ClientRule" in server.refusal(found)
-    with pytest.raises(ValueError, match="client 1 cannot take part: from server to client, method: FedAvg"):
-        server.register(found)
-    assert server.registered == frozenset()
 
 
 def test_answers_that_nobody_asked_for_are_refused():

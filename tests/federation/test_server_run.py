@@ -6,11 +6,12 @@ from math import nan
 
 import pytest
 import torch
+from by_hand import WithTests
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 from resuming import Rows
 from support import Classifier, federated_blobs, fit, fresh
-from test_federated_server import Own, made_server, one_round
+from test_federated_server import made_server, one_round
 
 import fl_lightning as fl
 from fl_lightning.algorithms import AFL, FedAvg, FedLF
@@ -21,15 +22,6 @@ from fl_lightning.report.callbacks.client_table import format_client_table
 
 ROUNDS = 2
 ORDER = (2, 0, 3, 1)
-
-
-class WithTests(Own):
-    """With data to test."""
-
-    def test_dataloader(self):
-        loaders = federated_blobs(4).test_dataloader()
-        share = torch.utils.data.Subset(loaders.dataset, loaders.indices(self.client).tolist())
-        return torch.utils.data.DataLoader(share, batch_size=loaders.batch_size)
 
 
 class Watches(FitRecorder):

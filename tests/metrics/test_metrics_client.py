@@ -113,9 +113,10 @@ def test_many_samples_of_a_client_all_count(dtype):
 def test_bad_arguments():
     with pytest.raises(ValueError, match="num_clients of FairnessAngle must be a positive integer, found 0"):
         FairnessAngle(0)
-    for kind in (WorstFraction, BestFraction):
-        with pytest.raises(ValueError, match=r"fraction of .* must be a number above 0 and at most 1, found 5"):
-            kind(3, 5)
+    for share in (WorstFraction, BestFraction, functional.worst_fraction, functional.best_fraction):
+        for fraction in (5, 0.0):
+            with pytest.raises(ValueError, match=r"fraction of .* must be a number above 0 and at most 1, found"):
+                share(3 if isinstance(share, type) else torch.ones(3), fraction)
 
 
 def test_copies_and_checkpoints():

@@ -13,8 +13,8 @@ app = In(
 )
 strategy = In(
     f"{ROOM}/strategy.py",
-    f"{ORDERS} {FAULTS} {TESTS}/test_resume.py -k 'test_orders or is_not_there or starts_once or is_over "
-    "or (not_interrupted and (Ditto or AFL)) or keys_bind'",
+    f"{ORDERS} {FAULTS} {TESTS}/test_resume.py {TESTS}/test_parity.py -k 'test_orders or is_not_there or starts_once "
+    "or is_over or (not_interrupted and (Ditto or AFL)) or keys_bind or whom_was_asked or (a_fit and AFL)'",
     needs="flwr.serverapp",
 )
 

@@ -13,21 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 NAMES = [
-    "reference",
-    "fake",
-    "entry",
-    "public",
-    "sample",
-    "test",
-    "cpu_declaration",
-    "cuda_declaration",
-    "cpu_kernel",
-    "cpu_source",
-    "cuda_source",
-    "wrapper",
-    "forward",
-    "registration",
-]
+    "reference", "fake", "entry", "public", "sample", "test", "cpu_declaration", "cuda_declaration", "cpu_kernel",
+    "cpu_source", "cuda_source", "wrapper", "forward", "registration",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

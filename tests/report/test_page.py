@@ -22,16 +22,9 @@ from fl_lightning.report.tables import comparison
 pytest.importorskip("plotly")
 
 STRANGE = (
-    "<script>alert(1)</script>",
-    "\"quo'te&amp;",
-    "\U0001f3e5 emoji",
-    "x" * 200,
-    "مستشفى",
-    "%{x} $y$ <b>",
-    " ",
-    "7",
+    "<script>alert(1)</script>", "\"quo'te&amp;", "\U0001f3e5 emoji", "x" * 200, "مستشفى", "%{x} $y$ <b>", " ", "7",
     "@c0",
-)
+)  # fmt: skip
 ALL = (
     "fares", "over-time", "mean-and-worst", "unevenness", "loss", "learning-rate", "conflicts", "layer-conflicts",
     "weights", "partition", "missing", "time", "time-per-round", "memory",

@@ -6,16 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import lightning as L
-import torch
-from by_hand import own_loader
+from by_hand import WithTests
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from support import Classifier, federated_blobs, fresh
-from torch.utils.data import DataLoader, Subset
+from support import Classifier, fresh
 
 from fl_lightning.federation.flower import FairStrategy, lightning_client_app
 
@@ -111,32 +108,11 @@ def unavailable(order: Message) -> Message:
     return over_the_wire(reply)
 
 
-class Own(L.LightningDataModule):
-    """One client's share of the blobs."""
-
-    def __init__(self, client: int, clients: int = 4) -> None:
-        super().__init__()
-        self.client, self.all = client, federated_blobs(clients)
-
-    def train_dataloader(self) -> DataLoader:
-        return own_loader(self.client, self.all)
-
-    def val_dataloader(self) -> DataLoader:
-        return self._evaluated(self.all.val_dataloader())
-
-    def test_dataloader(self) -> DataLoader:
-        return self._evaluated(self.all.test_dataloader())
-
-    def _evaluated(self, loaders) -> DataLoader:
-        share = Subset(loaders.dataset, loaders.indices(self.client).tolist())
-        return DataLoader(share, batch_size=loaders.batch_size)
-
-
 def client_app(tmp_path, algorithm, module=Classifier, options=None, **others) -> ClientApp:
     """An app for every node; its models begin with other weights than the server's."""
     return lightning_client_app(
         model=lambda: fresh(module, 77, **(options or {})),
-        data=lambda context: Own(int(context.node_config["client-id"])),
+        data=lambda context: WithTests(int(context.node_config["client-id"])),
         algorithm=algorithm, state_dir=tmp_path / "state",
         **{"seed": 5, "trainer": {"accelerator": "cpu"}, **others},
     )  # fmt: skip
@@ -158,7 +134,3 @@ def federation(tmp_path, algorithm, rounds=3, module=Classifier, options=None, l
     if rounds:
         strategy.start(grid, rounds)
     return strategy, grid
-
-
-def flat(module) -> torch.Tensor:
-    return torch.cat([t.detach().double().flatten() for t in module.state_dict().values()])

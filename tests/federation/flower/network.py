@@ -10,17 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from process_families import Family, kill, until
+from process_families import Family, free_port, kill, until
 
 ROOT = Path(__file__).parents[3]
 PROGRAMS = Path(sys.executable).parent
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def listens(port: int) -> bool:

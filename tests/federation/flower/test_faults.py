@@ -1,25 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients that raise, die, come late or answer nonsense are left out and named; the others' round counts."""
 
-import json
-import math
-import pickle
 import re
-from functools import partial
 
 import pytest
 import torch
 
 pytest.importorskip("flwr")
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-from in_process import InProcess, client_app, federation, flat, over_the_wire, unavailable
-from support import Classifier, federated_blobs, fit, fresh
+from in_process import client_app, federation, over_the_wire, unavailable
+from support import Classifier, federated_blobs, fit, fresh, weights
 
 import fl_lightning as fl
-from fl_lightning.algorithms import SCAFFOLD, Ditto, FedAvg, FedLF, FedMDFG, QFedAvg
+from fl_lightning.algorithms import SCAFFOLD, Ditto, FedAvg, FedLF, FedMDFG
 from fl_lightning.core.storage import kept
-from fl_lightning.federation.flower import FairStrategy
-from fl_lightning.federation.flower.messages import Answer, packed, taken, unpacked
+from fl_lightning.federation.flower.messages import unpacked
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:client \\d is left out of round",
@@ -66,16 +61,9 @@ def test_a_client_that_raises_is_left_out_as_in_a_simulation(tmp_path, method):
         fresh(Raises), 3, data=federated_blobs(4), algorithm=method(), on_client_error="drop", clients_per_round=4
     )
     strategy, _ = federation(tmp_path, method, 3, Raises, server=EVERYBODY)
-    assert torch.equal(flat(strategy.model), flat(inside.module))
+    assert torch.equal(weights(strategy.model), weights(inside.module))
     assert strategy.records[1].dropped == {2: "LookupError: a broken sample"}
     assert [record.client_ids for record in strategy.records] == [(0, 1, 2, 3), (0, 1, 3), (0, 1, 2, 3)]
-
-
-def stale(order, reply):
-    """The content of another round under the id of this one."""
-    values = unpacked(reply.content)
-    answer = taken(Answer, values)
-    return [over_the_wire(Message(packed(Answer({**answer.trained, "round": 0}, [])), reply_to=order))]
 
 
 def garbage(order, reply):
@@ -85,30 +73,10 @@ def garbage(order, reply):
     return [over_the_wire(Message(content, reply_to=order))]
 
 
-def missing_parts(order, reply):
-    return [over_the_wire(Message(packed(Answer({"client_id": 1}, [])), reply_to=order))]
-
-
-def nan(order, reply):
-    answer = taken(Answer, unpacked(reply.content))
-    answer.trained["update"][3] = float("nan")
-    return [over_the_wire(Message(packed(answer), reply_to=order))]
-
-
-def shorter(order, reply):
-    answer = taken(Answer, unpacked(reply.content))
-    changed = {**answer.trained, "update": answer.trained["update"][:5]}
-    return [over_the_wire(Message(packed(Answer(changed, [])), reply_to=order))]
-
-
 FAULTS = {
     "silence": (lambda order, reply: [], "no reply within 0.3 s"),
     "a dead node": (lambda order, reply: [unavailable(order)], "the node is unavailable"),
-    "another round": (stale, "it answers for client 1 and round 0"),
     "garbage": (garbage, r"the message cannot be read \(JSONDecodeError"),
-    "missing parts": (missing_parts, "the message is not whole: .*missing"),
-    "NaN": (nan, "its update is not finite"),
-    "another shape": (shorter, r"its update must be torch.float32 \[140\], found torch.float32 \[5\]"),
 }
 
 
@@ -122,30 +90,7 @@ def test_an_unusable_reply_is_left_out_and_named(tmp_path, name):
     assert first.client_ids == third.client_ids == (0, 1, 2, 3)
     # Whatever was wrong, the others' weights are those of a round without that client.
     quiet, _ = federation(tmp_path / "again", FedLF, 3, lose=only(1, 1, lambda order, reply: []), server=EVERYBODY)
-    assert torch.equal(flat(strategy.model), flat(quiet.model))
-
-
-def test_late_and_repeated_replies_change_nothing(tmp_path):
-    late = []
-
-    def lose(order, reply):
-        if in_round(order, 0) and client_of(order) == 3:
-            late.append(reply)
-        replies = [reply, reply]  # each comes twice
-        grid.strays += replies[1:]
-        if in_round(order, 1) and late:
-            grid.strays.append(late[0])
-            replies.append(late.pop())
-        return replies
-
-    plain, _ = federation(tmp_path / "plain", FedLF, 0)
-    plain.start(InProcess({100 + k: client_app(tmp_path / "plain", FedLF) for k in range(4)},
-                          {100 + k: {"client-id": k} for k in range(4)}), 3)  # fmt: skip
-    strategy, grid = federation(tmp_path / "twice", FedLF, 0)
-    grid.lose = lose
-    strategy.start(grid, 3)
-    assert torch.equal(flat(strategy.model), flat(plain.model))
-    assert strategy._mailbox.strays > 4
+    assert torch.equal(weights(strategy.model), weights(quiet.model))
 
 
 def test_a_round_below_min_clients_changes_nothing(tmp_path):
@@ -158,7 +103,7 @@ def test_a_round_below_min_clients_changes_nothing(tmp_path):
     skipped = strategy.records[1]
     assert skipped.skipped == "2 usable reports, fewer than min_clients=3"
     assert (skipped.client_ids, skipped.step_norm, skipped.skipped_rounds) == ((), 0.0, 1)
-    assert torch.equal(flat(strategy.model), flat(before.model))
+    assert torch.equal(weights(strategy.model), weights(before.model))
     one, two = (kept.state(s.server.client_rule) for s in (strategy, before))
     assert torch.equal(one["c"], two["c"])
     assert strategy.server.counted == before.server.counted
@@ -173,15 +118,6 @@ def test_rounds_in_which_every_client_raises_end_the_run(tmp_path):
     with pytest.raises(fl.ClientError, match=r"3 rounds in a row changed nothing.*KeyError: 'label'"):
         federation(tmp_path, FedAvg, 9, Broken, server={"callbacks": [recorder]})
     assert recorder.record.status == "interrupted"
-
-
-def test_silent_rounds_do_not_end_the_run(tmp_path):
-    strategy, _ = federation(
-        tmp_path, FedAvg, 5, lose=lambda order, reply: [] if order.metadata.message_type == "train" else [reply],
-        server={"round_timeout": 0.05, "evaluation": "none"},
-    )  # fmt: skip
-    assert strategy.server.round == 5
-    assert torch.equal(flat(strategy.model), flat(fresh()))
 
 
 UNSAID = {
@@ -204,59 +140,7 @@ def test_a_client_that_does_not_say_its_loss_again_is_left_out_of_the_round(tmp_
     assert re.search(f"it was asked for its loss once more: .*{words}", strategy.records[1].dropped[1])
     assert [record.skipped for record in strategy.records] == [None] * 3
     without, _ = federation(tmp_path / "again", FedMDFG, 3, lose=only(1, 1, lambda *_: []), server=EVERYBODY)
-    assert torch.equal(flat(strategy.model), flat(without.model))
-
-
-# ---- one client, which sends whatever it likes
-
-
-def with_values(order, reply, part, **values):
-    """The reply with other values in a part of it."""
-    answer = taken(Answer, unpacked(reply.content))
-    parts = {"trained": dict(answer.trained), "evaluations": [dict(found) for found in answer.evaluations]}
-    (parts["trained"] if part == "trained" else parts["evaluations"][0]).update(values)
-    return [over_the_wire(Message(packed(Answer(**parts)), reply_to=order))]
-
-
-def with_evaluations(order, reply, evaluations):
-    answer = taken(Answer, unpacked(reply.content))
-    config = json.loads(reply.content["fields"]["json"])
-    config["evaluations"] = evaluations
-    content = packed(answer)
-    content["fields"]["json"] = json.dumps(config)
-    return [over_the_wire(Message(content, reply_to=order))]
-
-
-def with_negative_array(order, reply):
-    content = packed(taken(Answer, unpacked(reply.content)))
-    for array in content["arrays"].values():
-        array.shape = [-1]
-    return [over_the_wire(Message(content, reply_to=order))]
-
-
-WILD = {
-    "a size of 2 ** 63": partial(with_values, part="trained", size=2**63),
-    "an array of negative size": with_negative_array,
-    "a negative size of an evaluation": partial(with_values, part="evaluation", sizes=torch.tensor([-3])),
-    "a size of an evaluation that is NaN": partial(with_values, part="evaluation", sizes=torch.tensor([math.nan])),
-    "an empty evaluation": partial(with_evaluations, evaluations={"list": [{"dict": []}]}),
-    "no list of evaluations": partial(with_evaluations, evaluations=None),
-    "a name of a metric with a line break": partial(
-        with_values, part="evaluation", values={"a\nb": torch.ones(1, dtype=torch.float64)}
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WILD)
-def test_whatever_one_client_sends_the_run_goes_on_without_it(tmp_path, name):
-    strategy, _ = federation(tmp_path, QFedAvg, 3, lose=only(1, 1, WILD[name]), server=EVERYBODY)
-    assert strategy.server.round == 3
-    second = strategy.records[1]
-    if ("evaluation" in name and "list" not in name) or "metric" in name:  # its training counts all the same
-        assert second.dropped == {}
-        return
-    assert list(second.dropped) == [1]
-    assert second.client_ids == (0, 2, 3)
+    assert torch.equal(weights(strategy.model), weights(without.model))
 
 
 # ---- nodes that come and go
@@ -291,35 +175,9 @@ def test_a_client_that_is_not_there_is_named(tmp_path):
     assert strategy.last_evaluation.client_ids == (0, 1, 2)
 
 
-def test_a_node_that_does_not_introduce_itself_is_waited_for_once(tmp_path):
-    def lose(order, reply):
-        return [] if order.metadata.message_type == "query.hello" and client_of(order) == 3 else [reply]
-
-    strategy, grid = federation(tmp_path, FedAvg, 0, lose=lose, server={**EVERYBODY, "min_clients": 2})
-    strategy.start(grid, 3)
-    assert [list(record.dropped) for record in strategy.records] == [[3]] * 3
-    assert not strategy._members.look()
-    asked = [m for m in grid.sent if m.metadata.message_type == "query.hello" and client_of(m) == 3]
-    assert len(asked) > 1
-    grid.lose = None  # it answers when it is asked once more
-    strategy._members._asked[103] = 0.0
-    strategy._members.look()
-    assert strategy._members.nodes[3] == 103
-
-
-REFUSED = {
-    "method": ({"algorithm": FedLF}, "method: FedAvg with ClientRule became FedLF with ClientRule"),
-    "layout": ({"options": {"hidden": 9}}, r"layout: .*net.0.weight"),
-    "seed": ({"seed": 6}, "seed: 5 became 6"),
-    "epochs": ({"local_epochs": 2}, "local_epochs: 1 became 2"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_clients_that_compute_something_else_are_refused_by_name(tmp_path, name):
-    options, words = REFUSED[name]
-    other = client_app(tmp_path, **{"algorithm": FedAvg, **options})
-    with pytest.raises(TimeoutError, match=f"node 101: it is client 1; from server to client, .*{words}"):
+def test_clients_that_compute_something_else_are_refused_by_name(tmp_path):
+    other = client_app(tmp_path, FedAvg, local_epochs=2)
+    with pytest.raises(TimeoutError, match=r"node 101: it is client 1; from server to client, .*local_epochs: 1"):
         federation(tmp_path, FedAvg, 1, apps={1: other}, server={"min_clients": 4, "clients_per_round": 4})
     strategy, _ = federation(tmp_path, FedAvg, 1, apps={1: other}, server={**EVERYBODY, "min_clients": 3})
     assert strategy.records[0].client_ids == (0, 2, 3)
@@ -376,17 +234,6 @@ def test_keys_bind_clients(tmp_path):
 # ---- what messages hold
 
 
-def test_nothing_is_unpickled(tmp_path, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise AssertionError("something was unpickled")
-
-    strategy, grid = federation(tmp_path, FedLF, 0)
-    for owner, name in ((pickle, "loads"), (pickle, "load"), (pickle, "Unpickler"), (torch, "load")):
-        monkeypatch.setattr(owner, name, refuse)
-    strategy.start(grid, 2)
-    assert len(strategy.records) == 2
-
-
 def test_control_variates_of_others_and_personal_models_are_not_sent(tmp_path):
     _, grid = federation(tmp_path, SCAFFOLD, 2, server=EVERYBODY)
     orders = [message for message in grid.sent if in_round(message, 1)]
@@ -394,11 +241,3 @@ def test_control_variates_of_others_and_personal_models_are_not_sent(tmp_path):
     assert all(set(state) == set(states[0]) for state in states)
     sizes = {sum(len(array.data) for array in next(iter(m.content.array_records.values())).values()) for m in orders}
     assert max(sizes) < 4 * 140 * 4 + 1500  # parameters, c and one c_i; Flower's arrays have headers
-
-
-def test_callbacks_that_need_a_trainer_are_refused(tmp_path):
-    from lightning.pytorch.callbacks import EarlyStopping
-
-    strategy = FairStrategy(FedAvg(), fresh(), 2, callbacks=[EarlyStopping("val_loss")], checkpoint=tmp_path)
-    with pytest.raises(TypeError, match=r"callbacks must read records .*found EarlyStopping"):
-        strategy.start(None, 1)

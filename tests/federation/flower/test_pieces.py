@@ -8,8 +8,9 @@ import pytest
 import torch
 
 pytest.importorskip("flwr")
+from by_hand import WithTests
 from flwr.app import Context, Error, Message, RecordDict
-from in_process import InProcess, Own, client_app, over_the_wire, unavailable
+from in_process import InProcess, client_app, over_the_wire, unavailable
 from support import fresh
 
 import fl_lightning as fl
@@ -64,7 +65,7 @@ def test_an_app_does_what_an_order_says(tmp_path):
         order = over_the_wire(Message(content, 102, "train"))
         return over_the_wire(app(order, context))
 
-    own = fl.FederatedClient(fresh(seed=77), Own(2), 2, 4, Ditto(), seed=5, trainer={"accelerator": "cpu"})
+    own = fl.FederatedClient(fresh(seed=77), WithTests(2), 2, 4, Ditto(), seed=5, trainer={"accelerator": "cpu"})
     answer = taken(Answer, unpacked(asked(True, ("val", "test"), other).content))
     assert torch.equal(answer.trained["update"], own.train(message).update)
     for stage in ("val", "test"):

@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from process_families import family, until
+from process_families import family, free_port, until
 
 pytest.importorskip("flwr")
 
-from network import environment, free_port, listens
+from network import environment, listens
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(1200)]
 

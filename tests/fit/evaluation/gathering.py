@@ -19,7 +19,14 @@ from torchmetrics.classification import (
 
 
 class Gathers(Classifier):
-    """Counts right answers in a way of its own; ``add`` and ``end`` are the way."""
+    """Counts right answers in a way of its own; ``start``, ``add`` and ``end`` are the way."""
+
+    def __init__(self):
+        super().__init__()
+        self.start()
+
+    def start(self):
+        pass
 
     def validation_step(self, batch, batch_idx):
         x, y = batch
@@ -55,8 +62,7 @@ class AverageMeter:
 
 
 class Meters(Gathers):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.meter = AverageMeter()
         self.meters = {"loss": AverageMeter()}
 
@@ -72,8 +78,7 @@ class Meters(Gathers):
 
 
 class Counts(Gathers):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.correct = self.total = 0
 
     def add(self, logits, y, index):
@@ -99,8 +104,7 @@ class CountsFromTheStart(Counts):
 
 
 class Indexed(Gathers):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.found, self.labels = {}, Counter()
 
     def add(self, logits, y, index):
@@ -118,8 +122,7 @@ class Indexed(Gathers):
 class Arrays(Gathers):
     """A confusion matrix in numpy, as many segmentation projects keep it."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.confusion = np.zeros((CLASSES, CLASSES))
 
     def add(self, logits, y, index):
@@ -133,8 +136,7 @@ class Arrays(Gathers):
 class Tensors(Gathers):
     """In place, through a view, in a buffer and in one that is bound anew."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.sums = torch.zeros(2)
         self.right = self.sums[:1]
         self.register_buffer("seen", torch.zeros(()), persistent=False)
@@ -161,8 +163,7 @@ class Holder:
 
 
 class HoldsLists(Gathers):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.holder = Holder()
 
     def add(self, logits, y, index):
@@ -183,8 +184,7 @@ class Slotted(Gathers):
         def __init__(self):
             self.right = self.total = 0
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.tally = self.Tally()
 
     def add(self, logits, y, index):
@@ -207,8 +207,7 @@ class Closures(Gathers):
         def forward(self, logits, y):
             self.rows["hits"].append((logits.argmax(1) == y).float())
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.score = self.Score()
 
     def add(self, logits, y, index):
@@ -223,14 +222,10 @@ class CumulativeIterationMetric:
     """MONAI's class of this name, as far as one process uses it."""
 
     def __init__(self):
-        self._buffers = None
-        self._synced_tensors = None
-        self._synced = False
         self.reset()
 
     def reset(self):
-        self._buffers = None
-        self._synced_tensors = None
+        self._buffers = self._synced_tensors = None
         self._synced = False
 
     def extend(self, *data):
@@ -274,8 +269,7 @@ class DiceMetric(CumulativeIterationMetric):
 class Monai(Gathers):
     """The Lightning tutorial of MONAI: a metric object, outputs in a list, both cleared in the hook."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.dice_metric = DiceMetric()
         self.validation_step_outputs = []
 
@@ -301,15 +295,12 @@ class Monai(Gathers):
 class Outputs(Gathers):
     """Lightning's own way from the old ``validation_epoch_end``."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.validation_step_outputs = []
 
     def add(self, logits, y, index):
-        loss = F.cross_entropy(logits, y)
-        self.log("step_loss", loss)
+        self.log("step_loss", F.cross_entropy(logits, y))
         self.validation_step_outputs.append((logits.argmax(1) == y).float())
-        return loss
 
     def end(self):
         self.log("acc", torch.cat(list(self.validation_step_outputs)).mean())
@@ -319,8 +310,7 @@ class Outputs(Gathers):
 class InBatchEnd(Outputs):
     """Gathers in the hook after a batch, in a deque."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.validation_step_outputs = deque()
 
     def add(self, logits, y, index):
@@ -334,8 +324,7 @@ class InBatchEnd(Outputs):
 
 
 class Torchmetrics(Gathers):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.acc = MulticlassAccuracy(CLASSES, average="micro")
         self.pair = MetricCollection({"f1": MulticlassF1Score(CLASSES), "conf": MulticlassConfusionMatrix(CLASSES)})
         self.loss = MeanMetric()
@@ -356,8 +345,7 @@ class Torchmetrics(Gathers):
 class InADictionary(Gathers):
     """Metrics that are not registered, in a plain dictionary."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.scores = {"acc": MulticlassAccuracy(CLASSES, average="micro")}
 
     def add(self, logits, y, index):
@@ -389,8 +377,7 @@ class HandMadeMetric(Gathers):
             super().reset()
             self.right = self.total = 0
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.own = self.Right()
 
     def add(self, logits, y, index):
@@ -404,8 +391,7 @@ class HandMadeMetric(Gathers):
 class Unjoinable(Gathers):
     """States that no rule joins."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.best, self.pearson = MinMaxMetric(MulticlassAccuracy(CLASSES, average="micro")), PearsonCorrCoef()
 
     def add(self, logits, y, index):
@@ -419,16 +405,11 @@ class Unjoinable(Gathers):
         self.pearson.reset()
 
 
-class InTheLastStep(Gathers):
+class InTheLastStep(Counts):
     """Logs when it has seen the last batch."""
 
-    def __init__(self):
-        super().__init__()
-        self.correct = self.total = 0
-
     def add(self, logits, y, index):
-        self.correct += int(hits(logits, y))
-        self.total += len(y)
+        super().add(logits, y, index)
         counts = self.trainer.num_test_batches if self.trainer.testing else self.trainer.num_val_batches
         if index + 1 == counts[0]:
             self.log("acc", self.correct / self.total, batch_size=1)
@@ -441,8 +422,7 @@ class InTheLastStep(Gathers):
 class RunningInSteps(Gathers):
     """Logs a running mean of what is in a list."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.seen = []
 
     def add(self, logits, y, index):
@@ -456,8 +436,7 @@ class RunningInSteps(Gathers):
 class ComputesInSteps(Gathers):
     """Logs what a metric has come to in every step."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.metric = MulticlassAccuracy(CLASSES, average="micro")
 
     def add(self, logits, y, index):
@@ -468,21 +447,14 @@ class ComputesInSteps(Gathers):
         self.metric.reset()
 
 
-class Flushes(Gathers):
-    """Empties a list whenever it is full."""
-
-    def __init__(self):
-        super().__init__()
-        self.rows = []
+class Flushes(RunningInSteps):
+    """Empties the list whenever it is full."""
 
     def add(self, logits, y, index):
-        self.rows.append(float(hits(logits, y)) / len(y))
-        if len(self.rows) == 3:
-            self.log("acc", sum(self.rows) / 3, batch_size=1)
-            self.rows.clear()
-
-    def end(self):
-        self.rows.clear()
+        self.seen.append(float(hits(logits, y)) / len(y))
+        if len(self.seen) == 3:
+            self.log("acc", sum(self.seen) / 3, batch_size=1)
+            self.seen.clear()
 
 
 class ReadsTheTrainer(Gathers):
@@ -498,8 +470,8 @@ class ReadsTheTrainer(Gathers):
 class BestSoFar(Torchmetrics):
     """lightning-hydra-template's way."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
+        super().start()
         self.best = MaxMetric()
 
     def end(self):
@@ -508,15 +480,14 @@ class BestSoFar(Torchmetrics):
         super().end()
 
 
-class Locked(Counts):
+class Locked(Gathers):
     """Gathers in something that cannot be copied."""
 
     class Tally:
         def __init__(self):
             self.lock, self.rows = threading.Lock(), []
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.tally = self.Tally()
 
     def add(self, logits, y, index):
@@ -531,8 +502,7 @@ class Locked(Counts):
 class MadeAnew(Gathers):
     """Makes a tensor when the evaluation begins, and another metric when it ends, instead of emptying them."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.metric = MulticlassAccuracy(CLASSES, average="micro")
 
     def on_validation_epoch_start(self):
@@ -555,8 +525,7 @@ class MadeAnew(Gathers):
 class UsesUp(Gathers):
     """Takes out of its outputs what it has used, and changes the rest in place; reads a collection metric by metric."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.rows, self.pair = [], MetricCollection([MulticlassPrecision(CLASSES), MulticlassF1Score(CLASSES)])
 
     def add(self, logits, y, index):
@@ -582,8 +551,8 @@ PATTERNS = (
 class BestNumber(Counts):
     """The best of all evaluations in a plain number, and how many there were, for nobody to log."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
+        super().start()
         self.best, self.evaluations = -1.0, 0
 
     def end(self):
@@ -596,8 +565,8 @@ class BestNumber(Counts):
 class BestLater(Outputs):
     """Keeps the best in the last hook of all, and logs it in every step."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
+        super().start()
         self.best = 0.0
 
     def add(self, logits, y, index):

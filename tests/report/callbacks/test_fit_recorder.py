@@ -6,6 +6,7 @@ import pytest
 import torch
 from callback_fakes import fake_trainer
 from support import Blobs, Classifier, blobs, federated_blobs, fresh, quiet_trainer
+from watching import Records
 
 import fl_lightning as fl
 from fl_lightning.report import RoundSeries, record_from_json, record_to_json
@@ -22,19 +23,8 @@ def timeless(record):
     return replace(record, rounds=replace(record.rounds, **seconds), recording_seconds=0.0, memory={})
 
 
-class Watch(L.Callback):
-    """Collects what the strategy says of rounds and evaluations."""
-
-    def __init__(self):
-        self.rounds, self.evaluations = [], []
-
-    def on_train_epoch_end(self, trainer, module):
-        self.rounds.append(trainer.strategy.last_round)
-        self.evaluations.append(trainer.strategy.last_evaluation)
-
-
 def test_a_record_says_what_the_strategy_said():
-    recorder, watch = FitRecorder(), Watch()
+    recorder, watch = FitRecorder(), Records()
     chosen = strategy(algorithm=fl.algorithms.FedLF(max_history=2))
     trainer = quiet_trainer(chosen, 4, callbacks=[recorder, watch])
     module, data = fresh(lr=0.05), federated_blobs()

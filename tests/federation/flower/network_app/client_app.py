@@ -7,7 +7,7 @@ from fl_lightning.federation.flower import lightning_client_app
 
 
 def model(context: Context) -> Model:
-    return Model(context.node_config["client-id"], context.node_config.get("hidden", 8))
+    return Model(context.node_config["client-id"])
 
 
 def data(context: Context) -> Data:

@@ -42,12 +42,12 @@ class Data(L.LightningDataModule):
 class Model(L.LightningModule):
     """A small network with BatchNorm and Dropout; its initial weights are the same everywhere."""
 
-    def __init__(self, client: int | None = None, hidden: int = 8) -> None:
+    def __init__(self, client: int | None = None) -> None:
         super().__init__()
         self.client = client
         torch.manual_seed(0)
         self.net = nn.Sequential(
-            nn.Linear(FEATURES, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(0.2), nn.Linear(hidden, CLASSES)
+            nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, CLASSES)
         )
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
