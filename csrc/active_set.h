@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The numbers of min_norm's search, the same on every device. fl_lightning/ops/_active_set.py and _min_norm.py, which
-// define them, say what they are for; all are relative to squared norms of rows.
+// The numbers of min_norm's search, the same on every device. fl_lightning/ops/_active_set.py and _gram_problems.py,
+// which define them, say what they are for; all are relative to squared norms of rows.
 #pragma once
 
 namespace fl_lightning {

@@ -23,8 +23,8 @@ from fl_lightning.lightning.fast_log import TrainingLog
 class LocalTrainer:
     """Takes a client's local steps: through every hook that Lightning runs for a batch, or without them.
 
-    Without hooks it does the same arithmetic, for fits in which nothing overrides them; ``gradients`` are given then.
-    Where hooks run, the strategy calls the client's in between.
+    Without hooks it does the same arithmetic. That is for fits in which nothing overrides them: ``gradients`` are given
+    there, and are ``None`` elsewhere. Where Lightning's hooks run, the strategy calls :class:`ClientHooks` in between.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class LocalTrainer:
         return _weighted_mean(losses, sizes) if losses else None
 
     def _lean_step(self, gradients: LossGradients, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
-        """See :meth:`FederatedEpochLoop.local_step`."""
+        """Does what :meth:`FederatedEpochLoop.local_step` does, without hooks; no hook can ask the client to stop."""
         batch, optimizer, loop = self._calls.to_device(batch), gradients.optimizer, self._loop
         loop.expect(batch, size)
         self._hooks.begin_batch(batch)

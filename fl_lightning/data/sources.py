@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the data to be federated comes from: a LightningDataModule, or what is made to look like one.
 
-That is loaders, datasets, a LightningModule that has its loaders with it, or what a Trainer was given. And what is kept
-of loaders, and which data cannot be divided among clients.
+That is loaders, datasets, a LightningModule that has its loaders with it, or what a Trainer was given. Data that cannot
+be divided among clients are refused, and of a loader its :class:`LoaderSettings` are kept.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Closing:
     rows: UpdateRows
     cohort: Sequence[int]  # clients of the round, by row
     num_samples: Callable[[Mapping[int, int]], int | None]  # of all clients, by what those of the round say now
-    _uploads: dict[int, Upload] = field(default_factory=dict)  # by client
+    _uploads: dict[int, Upload] = field(default_factory=dict)  # of answers that fit, by client
 
     def closed(
         self, current: Round, answers: Mapping[int, object], why: Mapping[int, str], silent: Iterable[int]
@@ -82,6 +82,7 @@ class Closing:
         return {client: answer for client, answer in fitting.items() if client not in odd}, misfits | odd
 
     def _fitting(self, client: int, index: int, answer: ClientMessage) -> ClientMessage:
+        """The answer, whose upload is then among the others; raises MisfitError if it does not fit."""
         theta, needs, bank = self.model.params, self.needs, self.model.buffers
         if (answer.client_id, answer.round) != (client, index):
             raise MisfitError(f"it answers for client {answer.client_id} and round {answer.round}")

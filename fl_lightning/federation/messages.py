@@ -143,7 +143,7 @@ class ClientMessage:
 def answer_of(
     upload: Upload, index: int, update: Tensor, buffers: Mapping[str, Tensor], left: Mapping[str, Any]
 ) -> ClientMessage:
-    """What a visit gave."""
+    """The message with what a visit gave; ``update`` is the client's row, ``left`` what it left in the module."""
     return trusted(ClientMessage)(
         upload.client_id, index, update.cpu(), upload.size, upload.loss,
         None if upload.train_loss is None else float(upload.train_loss), upload.client_lr,

@@ -245,7 +245,7 @@ class AwayModule:
 
     def take(self) -> None:
         """The hooks before the first round have run: the module becomes what the server's is."""
-        self._visit = copy(self._outer)  # it knows the module as long as no hook has changed it
+        self._visit = copy(self._outer)  # has looked at the module already; looks again only if a hook has changed it
         if self._plain:
             module = self._module
             left, _ = read_left(self._plain, Places(module, self._visit.look()), module.device)

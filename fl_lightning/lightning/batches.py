@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Lightning takes for a batch, a client in training or a tagged batch of an evaluation, and what goes into a step.
+"""Batches: what Lightning's loops take for one, how it gets into a step, and the loss that comes back.
+
+In training a loop takes a client for a batch (:class:`ClientTask`), in an evaluation a batch with a tag.
 
 Lightning may fetch batches ahead of the step that uses them. What a loader of an evaluation knows when it gives out a
 batch must therefore travel with the batch. The tag comes off where Lightning's evaluation loop turns from fetching to

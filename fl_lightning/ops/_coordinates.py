@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions in every coordinate: FedHEAL's two passes over the updates, and means without the extremes."""
+"""Ops that decide in every coordinate apart: FedHEAL's two passes over the updates, and means without extremes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure-torch problems on batches of Gram matrices: conflicts projected away, points of least norm, common descent."""
+"""Pure-torch ops on Gram matrices, several at once: conflicts projected away, points of least norm, common descent."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of methods: numbers over repetitions, and differences to the first method. And a report's other tables.
+"""The table of methods, with numbers over repetitions and marks of differences, and the other tables of a report.
 
 ``page.html`` and ``comparison/table.py`` lay them out.
 """

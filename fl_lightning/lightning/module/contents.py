@@ -92,6 +92,7 @@ def generators_in(*roots: object) -> list[Any]:
 
 
 def _held_anywhere_by(value: Any) -> Iterator[Any]:
+    """What a search for generators goes on with; other than :func:`held_by`, in functions and classes, too."""
     if isinstance(value, type):
         return
     if isinstance(value, FunctionType):
