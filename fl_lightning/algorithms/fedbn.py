@@ -43,6 +43,9 @@ class LocalNorms(PersonalLayers):
 
     method = "FedBN"
 
+    def __init__(self, directory: str | None = None) -> None:
+        super().__init__(directory)
+
     def find(self, module: nn.Module, layout: ParamLayout) -> Layers:
         """All BatchNorm layers."""
         layers = layers_of_type(module, layout, _BatchNorm)

@@ -82,9 +82,10 @@ class DynamicRegularizer(ClientRule):
 
     def commit(self, cohort: Cohort) -> None:
         """``h_i -= alpha (w_i - W)`` and ``h -= alpha / N sum_i (w_i - W)``."""
-        self.h = self._h_after(cohort)
+        h = self._h_after(cohort)
+        client_vectors.check_vector(h, cohort, cohort.updates, _NAME)
+        self.h = h
         client_vectors.add_to_own(self.h_i, cohort, cohort.updates)
 
     def _h_after(self, cohort: Cohort) -> Tensor:
-        shares = client_vectors.uniform_shares(cohort)
-        return client_vectors.add_sent(self.h, cohort, cohort.updates, shares, _NAME)
+        return client_vectors.add_sent(self.h, cohort, cohort.updates, client_vectors.uniform_shares(cohort))

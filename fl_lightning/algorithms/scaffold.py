@@ -131,7 +131,9 @@ class ControlVariates(ClientRule):
         p = client_vectors.uniform_shares(cohort)
         if self.weighting == "samples":
             p = cohort.sizes / (cohort.sizes.sum() if cohort.num_samples is None else cohort.num_samples)
-        self.c = client_vectors.add_sent(self.c, cohort, changes, p, _NAME)
+        c = client_vectors.add_sent(self.c, cohort, changes, p)
+        client_vectors.check_vector(c, cohort, changes, _NAME)
+        self.c = c
         client_vectors.add_to_own(self.c_i, cohort, changes)
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:

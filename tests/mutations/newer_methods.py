@@ -98,7 +98,7 @@ MUTATIONS = [
     kernels("members may be more than samples", "require_parts(counts, «counts[:, :1]→1e9»,"),
     kernels("kernels may be above 1", "require_parts(sums[:, 0], «counts[:, :1]→1e9»,"),
     gaps("disparities may be above 1", "(values < 0) | «(values > 1)→values.isinf()»"),
-    vectors("control variates that are not finite count", "norm_of(after).isfinite()«→ or True»"),
+    vectors("control variates that are not finite count", "norm_of(vector).isfinite()«→ or True»"),
     fairfed("clients unlike the others count more", "before «-→+» self.beta *"),
     fairfed("gaps are not compared with their mean", "«(gaps - gaps.mean())→gaps»"),
     fairfed("weights fall below 0", ")«.clamp_min(0)→»\n"),

@@ -41,15 +41,9 @@ def uniform_shares(cohort: Cohort) -> Tensor:
     return torch.full_like(cohort.sizes, 1.0 / (cohort.num_clients or len(cohort)))
 
 
-def add_sent(vector: Tensor | None, cohort: Cohort, sent: UpdateMatrix, shares: Tensor, name: str) -> Tensor:
-    """The server's vector ``[n]`` with what the round's clients sent ``[m, n]``, weighted by ``shares``.
-
-    Refuses a round that would leave the server something else than finite numbers.
-    """
-    after = sent.combine(shares, out=torch.zeros_like(cohort.params) if vector is None else vector.clone())
-    if not bool(cohort.updates.norm_of(after).isfinite()):
-        require_finite(sent.norms().isfinite(), cohort, name)
-    return after
+def add_sent(vector: Tensor | None, cohort: Cohort, sent: UpdateMatrix, shares: Tensor) -> Tensor:
+    """The server's vector ``[n]`` with what the round's clients sent ``[m, n]``, weighted by ``shares``."""
+    return sent.combine(shares, out=torch.zeros_like(cohort.params) if vector is None else vector.clone())
 
 
 def add_to_own(vectors: PerClient[Tensor], cohort: Cohort, sent: UpdateMatrix) -> None:
@@ -57,3 +51,9 @@ def add_to_own(vectors: PerClient[Tensor], cohort: Cohort, sent: UpdateMatrix) -
     for client, row in zip(cohort.client_ids, sent.rows, strict=True):
         held = vectors.get(client)
         vectors[client] = row.clone() if held is None else held + row.to(held.device)
+
+
+def check_vector(vector: Tensor, cohort: Cohort, sent: UpdateMatrix, name: str) -> None:
+    """Refuses a round that would leave the server something else than finite numbers."""
+    if not bool(cohort.updates.norm_of(vector).isfinite()):
+        require_finite(sent.norms().isfinite(), cohort, name)
