@@ -173,11 +173,10 @@ class BufferBank:
 
     def finite(self, reports: Sequence[BufferReport]) -> Tensor:
         """``[m]`` whether all float buffers of a client are finite, or what they were before (a mask of -inf)."""
-        named = {f"{place} {name}": value for place, r in enumerate(reports) for name, value in r.values.items()}
+        named = {(place, name): value for place, r in enumerate(reports) for name, value in r.values.items()}
         fine = torch.ones(len(reports), dtype=torch.bool)
-        for odd in not_finite(named):
-            place, _, name = odd.partition(" ")
-            fine[int(place)] &= _is_allowed(named[odd], self._global[name])
+        for place, name in not_finite(named):
+            fine[place] &= _is_allowed(named[place, name], self._global[name])
         return fine
 
     @torch.no_grad()

@@ -12,11 +12,13 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+K = TypeVar("K")
 
 ALIGNMENT = 64
 """Bytes: a line of the processor's cache, and what PyTorch gives to fresh tensors at least."""
@@ -59,8 +61,8 @@ def all_finite(values: Tensor) -> Tensor:
     return torch.stack(values.aminmax()).isfinite().all()  # NaN passes through both
 
 
-def not_finite(named: Mapping[str, Tensor]) -> list[str]:
-    """The names of the tensors that hold NaN or infinity, in order; each device is asked once if there are none."""
+def not_finite(named: Mapping[K, Tensor]) -> list[K]:
+    """The keys of the tensors that hold NaN or infinity, in order; each device is asked once if there are none."""
     flags: dict[torch.device, list[Tensor]] = {}
     for value in named.values():
         flags.setdefault(value.device, []).append(all_finite(value))

@@ -66,7 +66,7 @@ class Columns:
     @property
     def numel(self) -> int:
         """Number of columns of this share."""
-        return len(range(*self.span))
+        return self.span[1] - self.span[0]
 
     @property
     def span(self) -> tuple[int, int]:

@@ -108,12 +108,12 @@ def _kind(value: Tensor) -> tuple[object, ...]:
 def _not_finite(optimizer: Optimizer) -> list[str]:
     """Names of the optimizer's state whose tensors hold NaN or infinity."""
     named = {
-        f"{name} {place}": value
+        (name, place): value
         for place, state in enumerate(optimizer.state.values())
         for name, value in state.items()
         if isinstance(value, Tensor)
     }
-    return sorted({name.rpartition(" ")[0] for name in not_finite(named)})
+    return sorted({name for name, _ in not_finite(named)})
 
 
 def _largest(values: Tensor) -> float:

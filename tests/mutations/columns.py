@@ -25,7 +25,7 @@ MUTATIONS = [
     columns("the last slice, which is short, is left out", "«-(-total // width)→total // width»"),
     columns("shares are cut within slices", "share «// shares * width→* width // shares»"),
     columns("the last share is longer than the vector", "* width, «→2 * »total) for share"),
-    columns("a share has one column more", "len(range(*self.span))«→ + 1»"),
+    columns("a share has one column more", "return self.span[1] - self.span[0]«→ + 1»\n"),
     columns("a part is one of rows", "values[«..., →»slice(*self.span)]"),
     columns(
         "all shares are as long as this one",
