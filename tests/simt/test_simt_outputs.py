@@ -96,8 +96,14 @@ HARM = {
 }
 
 
-@pytest.mark.parametrize("harm", HARM)
-@pytest.mark.parametrize("m", [5, 18, 34])
+@pytest.mark.parametrize(
+    ("m", "harm"),
+    [
+        *((5, harm) for harm in HARM),
+        *((18, harm) for harm in ("one NaN", "a row of infinities", "both", "large")),
+        *((34, harm) for harm in ("a row of NaN", "one infinity", "every row", "large")),
+    ],
+)
 def test_what_float32_cannot_sum_is_summed_again(simt, m, harm):
     """In the direct kernel, in tiles and on tensor cores; also beside other rows, and with one step."""
     rows = whole_numbers(m, N, seed=m).float()

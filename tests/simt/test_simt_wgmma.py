@@ -95,12 +95,12 @@ def test_cross_gram(hopper, m, h, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layout", range(len(LAYOUTS)))
 def test_rows_anywhere_in_memory(hopper, layout, dtype):
-    rows = whole_numbers(34, layout=layout, dtype=dtype)
+    rows = whole_numbers(17, layout=layout, dtype=dtype)
     check_whole_numbers(hopper.layer_gram(rows, OFFSETS), rows)
 
 
 def test_many_layers(hopper):
-    offsets = offsets_of([(7 * i) % 13 if i % 5 else 0 for i in range(298)] + [1300, 2015])
+    offsets = offsets_of([(7 * i) % 13 if i % 5 else 0 for i in range(68)] + [1300, 1015])
     rows = whole_numbers(34, n=int(offsets[-1]))
     check_whole_numbers(hopper.layer_gram(rows, offsets), rows, offsets=offsets)
 
@@ -111,7 +111,7 @@ def test_repeated_rows(hopper):
     check_whole_numbers(hopper.layer_gram(rows, OFFSETS), rows)
 
 
-@pytest.mark.parametrize(("m", "n"), [(40, 4000), (100, 1500)])
+@pytest.mark.parametrize(("m", "n"), [(40, 4000), (100, 700)])
 @pytest.mark.parametrize(
     ("kind", "bound"), [("gaussian", 3e-7), ("absolute", 5e-7), ("constant", 8e-7), ("lognormal", 5e-7)]
 )
@@ -153,7 +153,7 @@ def test_a_square_alone_is_too_large(hopper):
 
 @pytest.mark.parametrize("m", [40, 81])
 def test_same_bits_under_every_schedule(kernels, m):
-    rows, offsets = normal(m, 700), offsets_of([400, 300])
+    rows, offsets = normal(m, 400), offsets_of([300, 100])
     try:
         kernels.capability(9)
         want = kernels.schedule("forward").layer_gram(rows, offsets)
@@ -163,12 +163,14 @@ def test_same_bits_under_every_schedule(kernels, m):
         kernels.capability(8)
 
 
-@pytest.mark.parametrize(("m", "dtype"), [(34, torch.float32), (66, torch.float32), (11, torch.bfloat16)])
-def test_columns_may_be_divided(hopper, m, dtype):
+@pytest.mark.parametrize(
+    ("m", "dtype", "slices"), [(34, torch.float32, 2), (66, torch.float32, 2), (11, torch.bfloat16, 3)]
+)
+def test_columns_may_be_divided(hopper, m, dtype, slices):
     """Slices in memory of their own, whose addresses are others: there no row of 16 bits begins at an odd one."""
-    offsets = offsets_of([1, 8292, 0, 7892, 300])
-    rows = normal(m, 16485).to(dtype)
-    whole = check(lambda at, own, n: hopper.layer_gram(rows[:, at].clone(), own, n), offsets, range(3))
+    offsets = offsets_of([1, 8292, 0, 7892 if slices > 2 else 0, 300])
+    rows = normal(m, int(offsets[-1])).to(dtype)
+    whole = check(lambda at, own, n: hopper.layer_gram(rows[:, at].clone(), own, n), offsets, range(slices))
     assert relative(whole, rows, offsets).max() <= 3e-7
 
 
@@ -191,7 +193,7 @@ def test_others_that_are_not_finite(hopper):
 
 @pytest.mark.parametrize(("m", "dtype"), [(16, torch.float32), (129, torch.float32), (10, torch.bfloat16)])
 def test_other_rows_have_another_kernel(hopper, m, dtype):
-    rows, offsets = normal(m, 400).to(dtype), offsets_of([400])
+    rows, offsets = normal(m, 300).to(dtype), offsets_of([300])
     got = hopper.layer_gram(rows, offsets)
     assert torch.equal(got, hopper.capability(8).layer_gram(rows, offsets))
 
