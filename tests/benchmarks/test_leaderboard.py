@@ -75,22 +75,22 @@ def shown(folder, out):
 def test_a_suite_runs_is_packed_and_goes_on_elsewhere(tiny, ran_once, capsys):
     call("run", tiny, "out", "--dry-run")
     said = capsys.readouterr().err
-    assert "3 methods x (4 learning rates x 1 seed, 2 seeds more with the picked one) = 18 runs, of which 0" in said
+    assert "3 methods x (3 learning rates x 1 seed, 2 seeds more with the picked one) = 15 runs, of which 0" in said
     call("run", tiny, "out", "--only", "FedLF", "--dry-run")
-    assert "2 methods x (4 learning rates" in capsys.readouterr().err
+    assert "2 methods x (3 learning rates" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"only must name methods of tiny, found \['FedL'\]: there are \['FedAvg'"):
         call("run", tiny, "out", "--only", "FedL")
     shutil.copytree(ran_once, tiny / "out", dirs_exist_ok=True)
     call("pack", tiny)
-    assert "9 runs in" in capsys.readouterr().out
+    assert "6 runs in" in capsys.readouterr().out
     (tiny / "elsewhere").mkdir()
     packed_file(tiny / "out" / "tiny").rename(tiny / "elsewhere" / "tiny.jsonl.xz")
     call("report", tiny, "elsewhere")
-    assert "9 of 18 runs are finished; 3 failed." in (tiny / "elsewhere" / "tiny.md").read_text()
-    assert "results/tiny.md) | 9 of 18 | 3 | " in (tiny / "page.md").read_text()
+    assert "6 of 15 runs are finished; 3 failed." in (tiny / "elsewhere" / "tiny.md").read_text()
+    assert "results/tiny.md) | 6 of 15 | 3 | " in (tiny / "page.md").read_text()
     assert set(failed(tiny / "elsewhere" / "tiny").values()) == {"ValueError: too fast"}
     call("run", tiny, "elsewhere")
-    assert "18 runs, of which 9 are finished" in capsys.readouterr().err
+    assert "15 runs, of which 6 are finished" in capsys.readouterr().err
     call("run", tiny, "out")
     whole = shown(tiny, "out")
     assert shown(tiny, "elsewhere") == whole
