@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fresh import interpreters
+from interpreters import interpreters
 
 # Every Trainer asks for plug-ins, and reads what all installed packages say of themselves. Lightning comes later.
 importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)
@@ -41,7 +41,7 @@ def own_directory(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def fresh():
+def interpreter():
     """Runs code in an interpreter that knows neither Lightning nor this package."""
     with interpreters() as run:
         yield run

@@ -116,8 +116,8 @@ sys.exit([main(["info"]), main(["fit", "--help"])] != [0, 1])
 """
 
 
-def test_without_the_cli_extra_info_works_and_fit_says_what_to_install(fresh):
-    result = fresh(WITHOUT_JSONARGPARSE)
+def test_without_the_cli_extra_info_works_and_fit_says_what_to_install(interpreter):
+    result = interpreter(WITHOUT_JSONARGPARSE)
     assert result.returncode == 0, result.stderr
     assert "layer_gram" in result.stdout
     (sentence,) = result.stderr.strip().splitlines()

@@ -99,7 +99,7 @@ def test_the_example_passes_lint(source, command):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_whoever_follows_the_three_steps_passes_the_contract_suite(blocks, tmp_path, fresh):
+def test_whoever_follows_the_three_steps_passes_the_contract_suite(blocks, tmp_path, interpreter):
     file, export, entry = blocks
     for folder in ("fl_lightning", "tests"):
         ignored = shutil.ignore_patterns("__pycache__")
@@ -112,7 +112,7 @@ def test_whoever_follows_the_three_steps_passes_the_contract_suite(blocks, tmp_p
     files = [file for file in suite if "RULES" in file.read_text(encoding="utf-8")]
     arguments = ["-q", "-p", "no:cacheprovider", *map(str, files), "-k", "AdaptiveClip"]
     code = f"import sys, pytest\nif __name__ == '__main__':\n    sys.exit(pytest.main({arguments}))"
-    result = fresh(code, cwd=tmp_path, path=(tmp_path,))
+    result = interpreter(code, cwd=tmp_path, path=(tmp_path,))
     assert result.returncode == 0, result.stdout + result.stderr
     assert int(re.search(r"(\d+) passed", result.stdout)[1]) >= 20
 

@@ -39,13 +39,13 @@ print(json.dumps({"seconds": seconds, "added": added, "of_parts": of_parts, "bef
 
 
 @pytest.fixture(scope="module")
-def imported(fresh):
-    return printed(fresh(IMPORT))
+def imported(interpreter):
+    return printed(interpreter(IMPORT))
 
 
-def test_import_adds_less_than_a_second_to_lightnings_own(imported, fresh):
+def test_import_adds_less_than_a_second_to_lightnings_own(imported, interpreter):
     # CPU time; a second try because the first one may have had to write byte code.
-    assert imported["seconds"] < 1.0 or printed(fresh(IMPORT))["seconds"] < 1.0
+    assert imported["seconds"] < 1.0 or printed(interpreter(IMPORT))["seconds"] < 1.0
 
 
 def test_import_loads_nothing_that_only_extras_or_users_need(imported):
@@ -100,8 +100,10 @@ FEDERATED = "fl.FederatedStrategy(fl.algorithms.FedAvg(), clients_per_round=2, s
 
 
 @needs_both
-def test_a_project_on_pytorch_lightning_trains_as_one_on_lightning(capsys, fresh):
-    other = printed(fresh(FIT.format(tree="pytorch_lightning", first="import pytorch_lightning", strategy=FEDERATED)))
+def test_a_project_on_pytorch_lightning_trains_as_one_on_lightning(capsys, interpreter):
+    other = printed(
+        interpreter(FIT.format(tree="pytorch_lightning", first="import pytorch_lightning", strategy=FEDERATED))
+    )
     exec(
         FIT.format(tree="lightning.pytorch", first="import lightning.pytorch", strategy=FEDERATED),
         {"__name__": "project"},
@@ -113,16 +115,16 @@ def test_a_project_on_pytorch_lightning_trains_as_one_on_lightning(capsys, fresh
 
 @needs_both
 @pytest.mark.slow
-def test_the_variable_chooses_the_tree_and_the_strategy_is_known_by_name(fresh):
+def test_the_variable_chooses_the_tree_and_the_strategy_is_known_by_name(interpreter):
     code = FIT.format(tree="pytorch_lightning", first="", strategy='"federated"')
-    assert printed(fresh(code, FL_LIGHTNING_TREE="pytorch_lightning"))[:3] == ["pytorch_lightning", True, 2]
+    assert printed(interpreter(code, FL_LIGHTNING_TREE="pytorch_lightning"))[:3] == ["pytorch_lightning", True, 2]
 
 
-def test_an_unknown_tree_is_refused(fresh):
+def test_an_unknown_tree_is_refused(interpreter):
     code = (
         "import importlib.util, json\n"
         f"spec = importlib.util.spec_from_file_location('seam', {str(NAMES)!r})\n"
         "try:\n    spec.loader.exec_module(importlib.util.module_from_spec(spec))\n"
         "except ImportError as error:\n    print(json.dumps(str(error)))"
     )
-    assert "FL_LIGHTNING_TREE must be one of" in printed(fresh(code, FL_LIGHTNING_TREE="lightning.fabric"))
+    assert "FL_LIGHTNING_TREE must be one of" in printed(interpreter(code, FL_LIGHTNING_TREE="lightning.fabric"))

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parents[1]
-PROGRAM = "import sys; sys.path.append({!r}); import fresh; fresh.serve()"
+PROGRAM = "import sys; sys.path.append({!r}); import interpreters; interpreters.serve()"
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,9 @@ Run = Callable[..., Ended]
 
 @contextmanager
 def interpreters() -> Iterator[Run]:
-    """Gives ``run(code, cwd=..., path=(ROOT,), **environment)``, with folders to import from before all others."""
+    """Gives ``run(code, cwd=None, path=(ROOT,), **environment)``: ``path`` comes before all others of modules."""
     clean = {name: value for name, value in os.environ.items() if name not in ("FL_LIGHTNING_TREE", "PYTHONPATH")}
-    with subprocess.Popen(
+    with TemporaryDirectory() as own, subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(str(Path(__file__).parent))],
         env=clean, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as server:  # fmt: skip
@@ -46,9 +47,8 @@ def interpreters() -> Iterator[Run]:
         asked, said = server.stdin, server.stdout
 
         def run(code: str, cwd: Path | None = None, path: tuple[Path, ...] = (ROOT,), **environment: str) -> Ended:
-            folder = Path.cwd() if cwd is None else cwd
-            files = [str(folder / f"fresh.{name}") for name in ("out", "err")]
-            question = [code, str(folder), [str(each) for each in path], environment, files]
+            files = [f"{own}/{name}" for name in ("out", "err")]
+            question = [code, str(cwd or own), [str(each) for each in path], environment, files]
             print(json.dumps(question), file=asked, flush=True)
             status = int(said.readline())
             return Ended(status, *(Path(file).read_text(encoding="utf-8") for file in files))
@@ -63,7 +63,7 @@ def serve() -> None:
     import torchmetrics  # noqa: F401
 
     assert not {"lightning", "pytorch_lightning", "fl_lightning", "jsonargparse"} & set(sys.modules)
-    del sys.modules["fresh"]
+    del sys.modules["interpreters"]
     sys.path.pop()
     for line in sys.stdin:
         child = os.fork()
