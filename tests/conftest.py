@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from interpreters import interpreters
 
 # Every Trainer asks for plug-ins, and reads what all installed packages say of themselves. Lightning comes later.
 importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)
@@ -37,6 +38,13 @@ def one_thread():
 def own_directory(tmp_path, monkeypatch):
     """Lightning writes logs and checkpoints into the working directory."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def interpreter():
+    """Runs code in an interpreter that knows neither Lightning nor this package."""
+    with interpreters() as run:
+        yield run
 
 
 @pytest.fixture(autouse=True)

@@ -3,12 +3,9 @@
 
 import contextlib
 import io
-import os
 import re
-import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +14,6 @@ from fl_lightning import ops
 from fl_lightning.__main__ import main
 from fl_lightning.lightning.names import TREE
 from fl_lightning.lightning.versions import show_versions, versions
-
-ROOT = Path(__file__).parents[1]
 
 CONFIG = """
 seed_everything: 1
@@ -121,14 +116,8 @@ sys.exit([main(["info"]), main(["fit", "--help"])] != [0, 1])
 """
 
 
-def test_without_the_cli_extra_info_works_and_fit_says_what_to_install():
-    result = subprocess.run(
-        [sys.executable, "-c", WITHOUT_JSONARGPARSE],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_without_the_cli_extra_info_works_and_fit_says_what_to_install(interpreter):
+    result = interpreter(WITHOUT_JSONARGPARSE)
     assert result.returncode == 0, result.stderr
     assert "layer_gram" in result.stdout
     (sentence,) = result.stderr.strip().splitlines()

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -73,6 +74,7 @@ class Limits:
         return 2 * size**3 / fastest
 
 
+@cache
 def _build() -> ctypes.CDLL | None:
     """The loops, on the OpenMP threads of torch; None without a compiler or GCC's OpenMP in torch."""
     try:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +69,8 @@ def difference(
     _, rows, columns = pair.shape
     seeds = generator.integers(rows, size=(draws, rows, 1))
     clients = generator.integers(columns, size=(draws, 1, columns))
-    drawn: Any = statistic(pair[:, seeds, clients])
+    places = seeds * columns + clients  # one flat index each, several times as fast as two
+    drawn = [statistic(values.ravel().take(places)) for values in pair]
     low, high = np.quantile(drawn[0] - drawn[1], [(1 - level) / 2, (1 + level) / 2])
     found = statistic(pair)
     return Interval(float(found[0] - found[1]), float(low), float(high))

@@ -41,4 +41,4 @@ class Small(Learner):
         super().__init__(network, rounds, lr, 3)
 
 
-TINY = Suite("tiny", "A little noise", 2, Small, network, federate, methods, "four clients")
+TINY = Suite("tiny", "A little noise", 2, Small, network, federate, methods, "four clients", (0.03, 0.1, 1.0))

@@ -3,7 +3,9 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
+from functools import cache
 from math import isnan
 from types import SimpleNamespace
 
@@ -13,7 +15,7 @@ from small_suite import METHODS, TINY, blobs
 
 import fl_lightning as fl
 from benchmarks.leaderboard import __main__ as program
-from benchmarks.leaderboard import data, pictures, standing, suites
+from benchmarks.leaderboard import data, pictures, records, standing, suites
 from benchmarks.leaderboard.bootstrap import Interval
 from benchmarks.leaderboard.divisions import DIVISIONS, Divisions
 from benchmarks.leaderboard.methods import REFERENCE
@@ -38,6 +40,23 @@ def tiny(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def ran_once(tmp_path_factory):
+    """What the suite's runs with the first seed leave."""
+    folder = tmp_path_factory.mktemp("suite")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suites, "SUITES", (TINY,))
+        call("run", folder, "out", "--seeds", "1")
+    return folder / "out"
+
+
+@pytest.fixture
+def begun(tiny, ran_once):
+    """A folder of one's own with it."""
+    shutil.copytree(ran_once, tiny / "out")
+    return tiny
+
+
 def call(command, folder, out="out", *more):
     given = [command, "tiny", "--out", str(folder / out), *more]
     given += ["--data-root", str(folder)] if command in ("run", "divisions", "traffic") else []
@@ -53,25 +72,25 @@ def shown(folder, out):
     return [*numbers.splitlines(), *(line.split(" | ")[:2] for line in costs.splitlines()[1:])]
 
 
-def test_a_suite_runs_is_packed_and_goes_on_elsewhere(tiny, capsys):
+def test_a_suite_runs_is_packed_and_goes_on_elsewhere(tiny, ran_once, capsys):
     call("run", tiny, "out", "--dry-run")
     said = capsys.readouterr().err
-    assert "3 methods x (4 learning rates x 1 seed, 2 seeds more with the picked one) = 18 runs, of which 0" in said
+    assert "3 methods x (3 learning rates x 1 seed, 2 seeds more with the picked one) = 15 runs, of which 0" in said
     call("run", tiny, "out", "--only", "FedLF", "--dry-run")
-    assert "2 methods x (4 learning rates" in capsys.readouterr().err
+    assert "2 methods x (3 learning rates" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"only must name methods of tiny, found \['FedL'\]: there are \['FedAvg'"):
         call("run", tiny, "out", "--only", "FedL")
-    call("run", tiny, "out", "--seeds", "1")
+    shutil.copytree(ran_once, tiny / "out", dirs_exist_ok=True)
     call("pack", tiny)
-    assert "9 runs in" in capsys.readouterr().out
+    assert "6 runs in" in capsys.readouterr().out
     (tiny / "elsewhere").mkdir()
     packed_file(tiny / "out" / "tiny").rename(tiny / "elsewhere" / "tiny.jsonl.xz")
     call("report", tiny, "elsewhere")
-    assert "9 of 18 runs are finished; 3 failed." in (tiny / "elsewhere" / "tiny.md").read_text()
-    assert "results/tiny.md) | 9 of 18 | 3 | " in (tiny / "page.md").read_text()
+    assert "6 of 15 runs are finished; 3 failed." in (tiny / "elsewhere" / "tiny.md").read_text()
+    assert "results/tiny.md) | 6 of 15 | 3 | " in (tiny / "page.md").read_text()
     assert set(failed(tiny / "elsewhere" / "tiny").values()) == {"ValueError: too fast"}
     call("run", tiny, "elsewhere")
-    assert "18 runs, of which 9 are finished" in capsys.readouterr().err
+    assert "15 runs, of which 6 are finished" in capsys.readouterr().err
     call("run", tiny, "out")
     whole = shown(tiny, "out")
     assert shown(tiny, "elsewhere") == whole
@@ -84,9 +103,8 @@ def test_a_suite_runs_is_packed_and_goes_on_elsewhere(tiny, capsys):
     assert shown(tiny, "elsewhere") == whole, "from the packed file alone"
 
 
-def test_what_is_packed_is_what_the_tables_need(tiny, monkeypatch):
-    call("run", tiny, "out", "--seeds", "1")
-    folder = tiny / "out" / "tiny"
+def test_what_is_packed_is_what_the_tables_need(begun, monkeypatch):
+    folder = begun / "out" / "tiny"
     before = Standing(TINY, finished(folder), failed(folder)).rows
     pack(folder)
     runs = packed(folder)
@@ -121,11 +139,13 @@ def test_the_suites_are_as_the_page_says():
     assert all(tuple(sorted(each.rates)) == each.rates for each in SUITES)
 
 
-def test_the_tables_are_those_of_the_packed_runs():
+def test_the_tables_are_those_of_the_packed_runs(monkeypatch):
+    monkeypatch.setattr(records, "packed", cache(packed))  # the divisions read the runs of their suite again
     standings, alone = [], {}
     for each in SUITES:
         folder = program.RESULTS / each.name
-        runs, failures = packed(folder), {line["run"]: "" for line in read(packed_file(folder)) if "failed" in line}
+        runs = records.packed(folder)
+        failures = {line["run"]: "" for line in read(packed_file(folder)) if "failed" in line}
         standings.append(Standing(each, runs, failures))
         written = folder.with_suffix(".md").read_text(encoding="utf-8")
         divisions = Divisions(each, program.RESULTS)
@@ -207,9 +227,8 @@ def test_the_pace_is_read_from_the_curve():
     assert training_seconds(record) == 3.5
 
 
-def test_a_method_is_not_compared_before_all_its_rates_ran(tiny):
-    call("run", tiny, "out", "--seeds", "1")
-    folder = tiny / "out" / "tiny"
+def test_a_method_is_not_compared_before_all_its_rates_ran(ran_once):
+    folder = ran_once / "tiny"
     runs = finished(folder)
     whole = {row.accuracy.method: row for row in Standing(TINY, runs, failed(folder)).rows}
     assert whole["FedLF"].differences
@@ -221,15 +240,14 @@ def test_a_method_is_not_compared_before_all_its_rates_ran(tiny):
     assert rows["FedAvg, uniform weights"].differences
 
 
-def test_further_divisions_have_the_rates_of_the_suite_and_go_on(tiny, capsys):
-    call("run", tiny, "out", "--seeds", "1")
-    call("report", tiny)
-    assert not (tiny / "out" / "tiny-divisions.md").exists()
+def test_further_divisions_have_the_rates_of_the_suite_and_go_on(begun, capsys):
+    call("report", begun)
+    assert not (begun / "out" / "tiny-divisions.md").exists()
     capsys.readouterr()
-    call("divisions", tiny)
+    call("divisions", begun)
     said = capsys.readouterr().out
-    divisions = Divisions(TINY, tiny / "out")
-    runs, picked = list(divisions.runs()), Standing(TINY, finished(tiny / "out" / "tiny"), {}).picked
+    divisions = Divisions(TINY, begun / "out")
+    runs, picked = list(divisions.runs()), Standing(TINY, finished(begun / "out" / "tiny"), {}).picked
     assert len(runs) == len(divisions.results) == DIVISIONS * (len(METHODS) + 1)
     assert said.count("tiny: ") == len(runs) - len(METHODS), "the first division is the suite's"
     assert {run.learning_rate for run in runs if run.method in METHODS} == set(picked.values())
@@ -241,19 +259,18 @@ def test_further_divisions_have_the_rates_of_the_suite_and_go_on(tiny, capsys):
     assert [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ")][2:] == [
         f"| {name:23}" for name in (*METHODS, "local only")
     ]
-    call("divisions", tiny)
+    call("divisions", begun)
     assert "tiny: " not in capsys.readouterr().out
-    call("pack", tiny)
-    for path in (tiny / "out" / "tiny-divisions" / "runs").glob("*"):
+    call("pack", begun)
+    for path in (begun / "out" / "tiny-divisions" / "runs").glob("*"):
         path.unlink()
-    call("report", tiny)
-    assert (tiny / "out" / "tiny-divisions.md").read_text() == page
+    call("report", begun)
+    assert (begun / "out" / "tiny-divisions.md").read_text() == page
 
 
 @pytest.mark.fit
-def test_clients_that_diverge_alone_have_a_lower_rate_all_of_them(tiny, capsys, monkeypatch):
-    call("run", tiny, "out", "--seeds", "1")
-    highest = Standing(TINY, finished(tiny / "out" / "tiny"), {}).picked[REFERENCE]
+def test_clients_that_diverge_alone_have_a_lower_rate_all_of_them(begun, capsys, monkeypatch):
+    highest = Standing(TINY, finished(begun / "out" / "tiny"), {}).picked[REFERENCE]
     clients_alone = Runner._clients_alone
 
     def diverging(self, run, folder):
@@ -263,14 +280,14 @@ def test_clients_that_diverge_alone_have_a_lower_rate_all_of_them(tiny, capsys, 
 
     monkeypatch.setattr(Runner, "_clients_alone", diverging)
     capsys.readouterr()
-    call("divisions", tiny)
+    call("divisions", begun)
     assert "its update is not finite; once more with a lower rate" in capsys.readouterr().out
-    alone = [run for run in Divisions(TINY, tiny / "out").results if run.method == "local only"]
+    alone = [run for run in Divisions(TINY, begun / "out").results if run.method == "local only"]
     lower = TINY.rates[TINY.rates.index(highest) - 1]
     assert [(run.division, run.learning_rate) for run in alone] == [(k, lower) for k in range(DIVISIONS)]
-    call("report", tiny)
+    call("report", begun)
     told = f"Alone, with as many passes as a client of every round and the learning rate {lower:g}, clients reach"
-    assert told in (tiny / "out" / "tiny.md").read_text()
+    assert told in (begun / "out" / "tiny.md").read_text()
 
 
 def test_data_whose_samples_are_drawn_are_drawn_anew(monkeypatch, tmp_path):

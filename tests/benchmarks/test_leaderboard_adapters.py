@@ -9,7 +9,7 @@ import torch
 from small_suite import TINY
 from test_leaderboard_parts import fl_trainer
 
-from benchmarks.leaderboard import adapters, text
+from benchmarks.leaderboard import adapter_tasks, adapters, text
 from benchmarks.leaderboard.adapter_tasks import LENGTH, TASKS, TEST, TRAIN, OneTaskEach, kinds, owners, windows
 from benchmarks.leaderboard.methods import for_adapters
 from benchmarks.leaderboard.records import failed, finished
@@ -77,6 +77,8 @@ def library(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "GENERAL_DIGEST", hashlib.sha256((folder / "general.py").read_bytes()).hexdigest())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(adapters, "STEPS", 2)
+    monkeypatch.setattr(adapter_tasks, "TRAIN", 60)
+    monkeypatch.setattr(adapter_tasks, "TEST", 30)
     adapters.base.cache_clear()
     yield tmp_path
     adapters.base.cache_clear()

@@ -2,6 +2,7 @@
 """The runner of the papers' tables, on a little noise in place of images."""
 
 import json
+import multiprocessing
 import pickle
 import sys
 from dataclasses import replace
@@ -246,6 +247,9 @@ def command(monkeypatch, *arguments):
 def test_run_skip_and_report(tmp_path, monkeypatch, capsys):
     only = ("--only", "violating: l2 <= 0.8", "--out", tmp_path / "out")
     run = ("run", "fcfl-synthetic", "--data-root", tmp_path, *only)
+    # A copy of this process need not import torch again; cases and jobs travel by pickle all the same.
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
     command(monkeypatch, *run)
     said = capsys.readouterr().out
     assert "1 runs to do, about" in said

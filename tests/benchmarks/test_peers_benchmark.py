@@ -5,45 +5,61 @@ import sys
 from pathlib import Path
 
 import pytest
+from copies import Copies
 
 from benchmarks._peers import environments
+from benchmarks._peers import race as race_module
 from benchmarks._peers.environments import PACKAGES, Package
-from benchmarks._peers.race import Lap, Side, race
+from benchmarks._peers.race import ROOT, Lap, Side, race
 from benchmarks._peers.races import HAND_WRITTEN, OURS, Race, races
 from benchmarks._peers.report import rows, table
 from benchmarks._rounds.shape import TINY
-
-
-def side(name, package, module, *arguments):
-    return Side(name, (sys.executable, "-m", f"benchmarks._peers.side_{module}", *arguments), package)
 
 
 def laps(seconds, norm=1.0, accuracy=0.9, steps=TINY.steps, count=6):
     return [Lap(seconds, norm, accuracy, steps) for _ in range(count)]
 
 
-def test_sides_take_turns_and_report_their_work():
-    loop = side(HAND_WRITTEN, HAND_WRITTEN, "hand_written")
-    broken = side("broken", "broken", "nobody")
-    found, dropped = race([loop, broken], "tiny", rounds=2, warm_up=1, threads={HAND_WRITTEN: 1, "broken": 1})
-    assert list(found) == [HAND_WRITTEN]
-    assert [lap.steps for lap in found[HAND_WRITTEN]] == [6, 6]
-    assert all(lap.seconds > 0 and lap.norm > 0 and 0 <= lap.accuracy <= 1 for lap in found[HAND_WRITTEN])
+# A side that needs no torch: it says what it was given.
+QUICK = """
+import json, os, sys
+print('{"ready": true}', flush=True)
+given = [*sys.argv[1:], os.environ["OMP_NUM_THREADS"], os.environ["PYTHONPATH"]]
+for number, _ in enumerate(sys.stdin):
+    lap = {"seconds": 0.1, "norm": number, "accuracy": 0.5, "ranks": given}
+    print("a library says", json.dumps(lap), sep="\\n", flush=True)
+"""
+
+
+def test_sides_take_turns_and_say_why_they_ended():
+    quick = Side("quick", (sys.executable, "-c", QUICK), "quick")
+    broken = Side("broken", (sys.executable, "-m", "benchmarks._peers.side_nobody"), "broken")
+    found, dropped = race([quick, broken], "tiny", rounds=2, warm_up=1, threads={"quick": 3, "broken": 1})
+    given = ["--shape", "tiny", "--rounds", "3", "--threads", "3", "3", str(ROOT)]
+    assert found == {"quick": [Lap(0.1, number, 0.5, None, given) for number in (1, 2)]}
     assert len(dropped) == 1
     assert "broken ended early" in dropped[0]
     assert "side_nobody" in dropped[0]
 
 
-def test_a_side_of_ours():
-    ours = side(OURS, OURS, "ours", "--method", "fedfv")
-    found, dropped = race([ours], "tiny", rounds=1, warm_up=1, threads={OURS: 1})
-    assert dropped == []
-    assert found[OURS][0].steps == 6
+def test_sides_report_their_work(monkeypatch):
+    monkeypatch.setattr(race_module.subprocess, "Popen", Copies)
+    commands = {HAND_WRITTEN: ("hand_written",), OURS: ("ours", "--method", "fedfv")}
+    sides = [
+        Side(name, (sys.executable, "-m", f"benchmarks._peers.side_{module}", *arguments), name)
+        for name, (module, *arguments) in commands.items()
+    ]
+    found, dropped = race(sides, "tiny", rounds=1, warm_up=1, threads=dict.fromkeys(commands, 1))
+    assert (list(found), dropped) == ([HAND_WRITTEN, OURS], [])
+    for (lap,) in found.values():
+        assert lap.steps == 6
+        assert min(lap.seconds, lap.norm) > 0
+        assert 0 <= lap.accuracy <= 1
 
 
 def test_ratios_and_doubts():
     names = (HAND_WRITTEN, OURS, "same", "lazy", "short", "wrong")
-    sides = tuple(side(name, name, "hand_written") for name in names)
+    sides = tuple(Side(name, (), name) for name in names)
     contest = Race("one", "one thread", "fedavg", sides, dict.fromkeys(names, 1))
     found = rows(
         contest,

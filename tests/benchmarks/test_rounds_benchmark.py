@@ -3,28 +3,19 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
+from copies import ran
 
 from benchmarks._rounds import fits
 from benchmarks._rounds.shape import SHAPES, TINY, HandWritten
 from benchmarks._rounds.timing import Median
 
-ROOT = Path(__file__).parents[2]
-
 
 def test_every_case_is_measured_and_written_down(tmp_path):
-    arguments = ["--shapes", "tiny", "--pairs", "3", "--no-peak", "--out", str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.rounds", *arguments]
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
+    ran("benchmarks.rounds", "--shapes", "tiny", "--pairs", "3", "--no-peak", "--out", str(tmp_path))
     written = json.loads((tmp_path / "rounds.json").read_text())
     assert [row["case"] for row in written["results"]] == [case.name for case in fits.CASES]
     assert {"date", "torch", "lightning", "seed", "threads", "memory"} <= set(written["environment"])

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from copies import Copies
 
 from benchmarks import scaling
+from benchmarks._peers import race as race_module
 from benchmarks._peers import traffic
 from benchmarks._peers.race import Lap, turns
 from benchmarks._peers.side_ours import uneven_sizes
@@ -47,7 +49,8 @@ def one_turn(entries):
     return [turn[name] for name in names]
 
 
-def test_sides_take_turns_on_one_process_and_on_two():
+def test_sides_take_turns_on_one_process_and_on_two(monkeypatch):
+    monkeypatch.setattr(race_module.subprocess, "Popen", Copies)  # with torchrun: the slow tests below
     one, two = one_turn(entries_of("evaluated"))
     assert one.steps == TINY.steps
     assert (one.norm, one.accuracy) == (two.norm, two.accuracy)

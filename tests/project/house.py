@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -17,10 +18,16 @@ def modules(package: Path) -> dict[str, Path]:
     return {".".join(p.relative_to(package.parent).with_suffix("").parts): p for p in package.rglob("*.py")}
 
 
+@cache
+def syntax(path: Path) -> ast.Module:
+    """A module as a tree."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(module: str, known: dict[str, Path]) -> set[str]:
     """The known modules that a module imports."""
     names = []
-    for node in ast.walk(ast.parse(known[module].read_text(encoding="utf-8"))):
+    for node in ast.walk(syntax(known[module])):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module} imports relatively"
             names += [(f"{node.module}.{alias.name}", node.module) for alias in node.names]

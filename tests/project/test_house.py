@@ -4,11 +4,12 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-from house import imports, modules, room
+from house import imports, modules, room, syntax
 
 from fl_lightning.lightning.names import CONTRACT
 
@@ -27,6 +28,12 @@ FLOORS = (
 """From the roof down. A file may import its own room and rooms of lower floors, for types alone as well."""
 PRIVATE = {name for names in CONTRACT.values() for name in names if name.startswith("_")}
 MODULES = modules(PACKAGE)
+
+
+@cache
+def imported_by(module):
+    """What a module of the package imports of it."""
+    return imports(module, MODULES)
 
 
 def test_every_room_has_a_floor():
@@ -50,12 +57,12 @@ def test_architecture_maps_these_floors():
 
 def test_arrows_point_down():
     floor = {name: number for number, names in enumerate(FLOORS) for name in names}
-    arrows = [(a, b) for a in MODULES for b in imports(a, MODULES) if room(a) != room(b)]
+    arrows = [(a, b) for a in MODULES for b in imported_by(a) if room(a) != room(b)]
     assert [(a, b) for a, b in arrows if floor[room(a)] >= floor[room(b)]] == []
 
 
 def test_no_file_imports_itself_by_way_of_others():
-    files = {module: imports(module, MODULES) for module in MODULES if not module.endswith("__init__")}
+    files = {module: imported_by(module) for module in MODULES if not module.endswith("__init__")}
     TopologicalSorter(files).prepare()  # raises CycleError, which names the circle
 
 
@@ -79,7 +86,7 @@ def test_the_inside_of_lightning_is_one_rooms_business():
         f"{module}: {ast.unparse(node)}"
         for module, path in MODULES.items()
         if room(module) != "lightning"
-        for node in inside_lightning(ast.parse(path.read_text(encoding="utf-8")))
+        for node in inside_lightning(syntax(path))
     ]
     assert found == []
 
@@ -100,7 +107,7 @@ def test_the_guard_sees_each_way_in(line):
 
 
 def test_every_room_says_what_it_is_for():
-    texts = {path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in PACKAGE.glob("*/**/__init__.py")}
+    texts = {path: ast.get_docstring(syntax(path)) or "" for path in PACKAGE.glob("*/**/__init__.py")}
     assert [str(path.parent) for path, text in texts.items() if "Uses " not in text] == []
 
 
@@ -108,12 +115,12 @@ def test_rooms_name_the_rooms_that_they_use():
     rooms = {name for floor in FLOORS for name in floor}
     named, used = {}, {}
     for path in PACKAGE.glob("*/__init__.py"):
-        said = (ast.get_docstring(ast.parse(path.read_text())) or "").split("Uses ")[1]
+        said = (ast.get_docstring(syntax(path)) or "").split("Uses ")[1]
         if "every room but" in said or "below" in said:
             continue
         own = path.parent.name
         named[own] = rooms & set(re.findall(r"``(\w+)``", re.split(r"[.;](?:\s|$)", said)[0]))
         files = [module for module in MODULES if room(module) == own]
-        used[own] = {room(other) for module in files for other in imports(module, MODULES)} - {own}
+        used[own] = {room(other) for module in files for other in imported_by(module)} - {own}
     assert len(named) > 8
     assert named == used

@@ -2,9 +2,6 @@
 """What ``import fl_lightning`` costs and which copy of Lightning it joins. Each case needs a fresh interpreter."""
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,16 +13,8 @@ NAMES = ROOT / "fl_lightning" / "lightning" / "names.py"
 needs_both = pytest.mark.skipif(find_spec("pytorch_lightning") is None, reason="pytorch_lightning is not installed")
 
 
-def fresh(code, **environment):
-    """Runs code in a new interpreter and returns what it printed last, read as JSON."""
-    inherited = {name: value for name, value in os.environ.items() if name != "FL_LIGHTNING_TREE"}
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**inherited, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def printed(result):
+    """What a program printed last, read as JSON."""
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 
@@ -42,24 +31,28 @@ start = time.process_time()
 import fl_lightning
 seconds = time.process_time() - start
 added = sorted({name.partition(".")[0] for name in set(sys.modules) - modules})
-print(json.dumps({"seconds": seconds, "added": added, "before": before, "after": settings()}))
+after = settings()
+import fl_lightning.models, fl_lightning.report.callbacks
+of_parts = sorted({name.partition(".")[0] for name in set(sys.modules) - modules})
+print(json.dumps({"seconds": seconds, "added": added, "of_parts": of_parts, "before": before, "after": after}))
 """
 
 
 @pytest.fixture(scope="module")
-def imported():
-    return fresh(IMPORT)
+def imported(interpreter):
+    return printed(interpreter(IMPORT))
 
 
-def test_import_adds_less_than_a_second_to_lightnings_own(imported):
+def test_import_adds_less_than_a_second_to_lightnings_own(imported, interpreter):
     # CPU time; a second try because the first one may have had to write byte code.
-    assert imported["seconds"] < 1.0 or fresh(IMPORT)["seconds"] < 1.0
+    assert imported["seconds"] < 1.0 or printed(interpreter(IMPORT))["seconds"] < 1.0
 
 
 def test_import_loads_nothing_that_only_extras_or_users_need(imported):
     assert "fl_lightning" in imported["added"]
     unwanted = {"torchvision", "matplotlib", "sklearn", "scipy", "pandas", "jsonargparse", "rich", "tensorboard"}
     assert not set(imported["added"]) & (unwanted | {"pytorch_lightning", "clarabel", "IPython", "triton"})
+    assert not set(imported["of_parts"]) & unwanted
 
 
 def test_import_leaves_generators_and_global_settings_alone(imported):
@@ -107,8 +100,10 @@ FEDERATED = "fl.FederatedStrategy(fl.algorithms.FedAvg(), clients_per_round=2, s
 
 
 @needs_both
-def test_a_project_on_pytorch_lightning_trains_as_one_on_lightning(capsys):
-    other = fresh(FIT.format(tree="pytorch_lightning", first="import pytorch_lightning", strategy=FEDERATED))
+def test_a_project_on_pytorch_lightning_trains_as_one_on_lightning(capsys, interpreter):
+    other = printed(
+        interpreter(FIT.format(tree="pytorch_lightning", first="import pytorch_lightning", strategy=FEDERATED))
+    )
     exec(
         FIT.format(tree="lightning.pytorch", first="import lightning.pytorch", strategy=FEDERATED),
         {"__name__": "project"},
@@ -120,16 +115,16 @@ def test_a_project_on_pytorch_lightning_trains_as_one_on_lightning(capsys):
 
 @needs_both
 @pytest.mark.slow
-def test_the_variable_chooses_the_tree_and_the_strategy_is_known_by_name():
+def test_the_variable_chooses_the_tree_and_the_strategy_is_known_by_name(interpreter):
     code = FIT.format(tree="pytorch_lightning", first="", strategy='"federated"')
-    assert fresh(code, FL_LIGHTNING_TREE="pytorch_lightning")[:3] == ["pytorch_lightning", True, 2]
+    assert printed(interpreter(code, FL_LIGHTNING_TREE="pytorch_lightning"))[:3] == ["pytorch_lightning", True, 2]
 
 
-def test_an_unknown_tree_is_refused():
+def test_an_unknown_tree_is_refused(interpreter):
     code = (
         "import importlib.util, json\n"
         f"spec = importlib.util.spec_from_file_location('seam', {str(NAMES)!r})\n"
         "try:\n    spec.loader.exec_module(importlib.util.module_from_spec(spec))\n"
         "except ImportError as error:\n    print(json.dumps(str(error)))"
     )
-    assert "FL_LIGHTNING_TREE must be one of" in fresh(code, FL_LIGHTNING_TREE="lightning.fabric")
+    assert "FL_LIGHTNING_TREE must be one of" in printed(interpreter(code, FL_LIGHTNING_TREE="lightning.fabric"))

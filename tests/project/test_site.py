@@ -136,12 +136,13 @@ def test_the_first_ten_minutes_run(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def notebook(monkeypatch):
-    """Runs a notebook's script with fewer rounds; returns its names."""
+    """Runs a notebook's script with so many rounds; returns its names."""
     pytest.importorskip("matplotlib")
     monkeypatch.setenv("MPLBACKEND", "agg")
 
-    def run(name, folder):
-        text, count = re.subn(r"\b(rounds|ROUNDS)( ?= ?)30\b", r"\1\g<2>8", (NOTEBOOKS / name).read_text("utf-8"))
+    def run(name, rounds, folder):
+        script = (NOTEBOOKS / name).read_text("utf-8")
+        text, count = re.subn(r"\b(rounds|ROUNDS)( ?= ?)30\b", rf"\1\g<2>{rounds}", script)
         assert count
         (folder / name).write_text(text, encoding="utf-8")
         with warnings.catch_warnings():
@@ -152,14 +153,14 @@ def notebook(monkeypatch):
 
 
 def test_the_notebook_of_digits_runs(notebook, tmp_path, capsys):
-    names = notebook("fair_digits.py", tmp_path)
+    names = notebook("fair_digits.py", 8, tmp_path)
     assert float(names["plain"].callback_metrics["val_acc"]) > 0.9
     assert len(names["fair"].client_ids) == 20
     assert re.search(r"FedLF +mean 0\.\d+ +worst_10", capsys.readouterr().out)
 
 
 def test_the_notebook_of_sites_runs(notebook, tmp_path, capsys):
-    names = notebook("four_sites.py", tmp_path)
+    names = notebook("four_sites.py", 2, tmp_path)
     assert names["fair"].client_names == ("Aberdeen", "Bergen", "Cork", "Delft")
     assert set(names["fair"].values) == {"val_acc", "val_parity_gap", "val_acc_gap"}
     assert "Cork" in capsys.readouterr().out
