@@ -8,6 +8,7 @@ if os.environ.get("FL_LIGHTNING_TEST_DEVICE") != "cuda":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import functools
+import gc
 import importlib.metadata
 import logging
 from pathlib import Path
@@ -20,6 +21,16 @@ SPARE: list[Path] = []  # the working directory of the last test that left nothi
 
 # `make quick` runs the tests of these rooms, all but those marked fit, process or slow.
 QUICK = {"algorithms", "core", "data", "lightning", "metrics", "ops"}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Nothing that is there once all tests are known goes away: the collector of garbage need not look at it again."""
+    gc.disable()
+    found = yield
+    gc.freeze()
+    gc.enable()
+    return found
 
 
 @pytest.fixture(autouse=True, scope="session")
