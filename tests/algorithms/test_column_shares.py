@@ -56,7 +56,9 @@ def pair(name):
 
 @pytest.mark.parametrize(
     ("name", "dtype", "shares"),  # two of eleven shares hold nothing
-    dict.fromkeys([*in_turn(RULES, DTYPES, (3, 3, 11, 11, 3, 3, 3, 3)), *pairwise(["FedHEAL", "FedLF-needed"], DTYPES, (3, 11))]),
+    dict.fromkeys(
+        [*in_turn(RULES, DTYPES, (3, 3, 11, 11, 3, 3, 3, 3)), *pairwise(["FedHEAL", "FedLF-needed"], DTYPES, (3, 11))]
+    ),
 )
 def test_shares_of_the_columns_give_the_same_bits(name, dtype, shares):
     rounds = cohorts(dtype)
