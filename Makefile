@@ -28,6 +28,8 @@ PYTEST = FL_LIGHTNING_TEST_KERNELS=built $(BIN)/python -m pytest -n auto --dist 
 # Small models run slower on several threads than on one; the tests use one process per core instead.
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Where this is set, every process of the suite compiles all sources again: half of its start.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help
 help:

@@ -8,36 +8,63 @@ if os.environ.get("FL_LIGHTNING_TEST_DEVICE") != "cuda":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import functools
+import gc
 import importlib.metadata
 import logging
 from pathlib import Path
 
 import pytest
-import torch
 from interpreters import interpreters
 
 # Every Trainer asks for plug-ins, and reads what all installed packages say of themselves. Lightning comes later.
 importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)
-# Some warnings of torch come once in a process: an error in whichever test is the first. They come every time here.
-torch.set_warn_always(True)
-# The first backward pass of a process decides whether autograd starts threads, which copies of the process cannot have.
-# It does for tensors without memory, as opcheck and torch.compile make them, so it is one on the processor here.
-torch.ones((), requires_grad=True).backward()
+SPARE: list[Path] = []  # the working directory of the last test that left nothing in it
 
 # `make quick` runs the tests of these rooms, all but those marked fit, process or slow.
 QUICK = {"algorithms", "core", "data", "lightning", "metrics", "ops"}
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Nothing that is there once all tests are known goes away: the collector of garbage need not look at it again."""
+    gc.disable()
+    found = yield
+    gc.freeze()
+    gc.enable()
+    return found
+
+
+@pytest.fixture(autouse=True, scope="session")
+def set_torch():
+    """Only processes that run tests import torch: the one that divides them among workers need not."""
+    import torch
+
+    # Some warnings of torch come once in a process: an error in whichever test is the first. They come every time here.
+    torch.set_warn_always(True)
+    # The first backward pass of a process decides whether autograd starts threads, which copies of the process cannot
+    # have. It does for tensors without memory, as opcheck and torch.compile make them, so it is one on the processor.
+    torch.ones((), requires_grad=True).backward()
+    return torch
+
+
 @pytest.fixture(autouse=True)
-def one_thread():
+def one_thread(set_torch):
     """Two threads on a loaded two-core machine run several times slower than one."""
-    torch.set_num_threads(1)
+    set_torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def own_directory(tmp_path, monkeypatch):
-    """Lightning writes logs and checkpoints into the working directory."""
-    monkeypatch.chdir(tmp_path)
+def own_directory(request, monkeypatch):
+    """Lightning writes logs and checkpoints into the working directory, which is empty and most often stays so."""
+    if "tmp_path" in request.fixturenames:
+        monkeypatch.chdir(request.getfixturevalue("tmp_path"))
+        yield
+        return
+    folder = SPARE.pop() if SPARE else request.getfixturevalue("tmp_path_factory").mktemp("directory")
+    monkeypatch.chdir(folder)
+    yield
+    if not any(folder.iterdir()):
+        SPARE.append(folder)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ NUMBERS = (
     math.inf, -math.inf,
 )  # fmt: skip
 TEXTS = ("", "x", "x" * 10**6, "\ud800", "\0", "line\nbreak", "../../up", "\u202e", "val", "\U0001f600" * 300)
-CASES = int(os.environ.get("FL_LIGHTNING_FUZZ", "150"))
+CASES = int(os.environ.get("FL_LIGHTNING_FUZZ", "100"))
 """Messages that a test tries per side; 5,000 take minutes."""
 DEEPEST = 20
 """Levels of a message below which nothing is changed."""

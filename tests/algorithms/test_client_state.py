@@ -23,7 +23,7 @@ COHORTS = ((0, 1, 2), (1, 2, 3), (0, 2, 3), (0, 1, 2))
 
 
 def whole(name, clients=4):
-    return Rounds(FedAvg(), MAKERS[name]().client_rule(), client_data(clients), Net(), momentum=0.5)
+    return Rounds(FedAvg(), MAKERS[name]().client_rule(), client_data(clients, batches=2), Net(), momentum=0.5)
 
 
 def at_the_client(run, name, client_id, stays):

@@ -28,7 +28,7 @@ DTYPES = (torch.float32, torch.float64)
 
 
 @cache
-def cohorts(dtype, rounds=3):
+def cohorts(dtype, rounds=2):
     return list(_cohorts(dtype, rounds, 4, 7))
 
 
@@ -56,7 +56,9 @@ def pair(name):
 
 @pytest.mark.parametrize(
     ("name", "dtype", "shares"),  # two of eleven shares hold nothing
-    dict.fromkeys([*in_turn(RULES, DTYPES, (3, 3, 11, 11)), *pairwise(["FedHEAL", "FedLF-needed"], DTYPES, (3, 11))]),
+    dict.fromkeys(
+        [*in_turn(RULES, DTYPES, (3, 3, 11, 11, 3, 3, 3, 3)), *pairwise(["FedHEAL", "FedLF-needed"], DTYPES, (3, 11))]
+    ),
 )
 def test_shares_of_the_columns_give_the_same_bits(name, dtype, shares):
     rounds = cohorts(dtype)

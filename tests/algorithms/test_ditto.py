@@ -49,9 +49,8 @@ def federate(data, personal_lr):
     return flat(module), own
 
 
-@pytest.mark.parametrize("personal_lr", [None, 0.05])
-@pytest.mark.parametrize("in_files", [False, True])
-def test_equals_algorithm_1(personal_lr, in_files, tmp_path):
+@pytest.mark.parametrize(("in_files", "personal_lr"), [(False, None), (True, 0.05)])
+def test_equals_algorithm_1(in_files, personal_lr, tmp_path):
     """Late joiners, a drop-out, BatchNorm, two local epochs, a reload in the middle."""
     make = lambda: Ditto(LAM, personal_lr, directory=str(tmp_path) if in_files else None)  # noqa: E731
     data = client_data(seed=7)

@@ -53,7 +53,7 @@ def test_a_dual_is_the_gradient_of_its_client_where_it_solves_its_problem():
     """First-order condition of the local objective; needs exact local solutions."""
     data = client_data(clients=2, batches=1, size=40, seed=4)
     method = FedDyn(1.0)
-    run = Rounds(method, method.client_rule(), data, Net(norm=False), lr=0.1, epochs=1200)
+    run = Rounds(method, method.client_rule(), data, Net(norm=False), lr=0.2, epochs=300)
     for _ in range(2):
         before = run.params
         cohort, _ = run.round([0, 1])

@@ -113,7 +113,7 @@ def test_finds_the_optimum_of_the_sum_where_fedavg_drifts():
     A, b = problems()
     optimum = torch.from_numpy(np.linalg.solve(A.sum(0), (A @ b[:, :, None]).sum(0)[:, 0]))
     everyone = list(range(N))
-    with_control = run(80, lambda t: everyone, steps=lambda i: 5)[-1]
+    with_control = run(25, lambda t: everyone, steps=lambda i: 5)[-1]
     assert (with_control - optimum).norm() < 1e-6
 
     class Drifting(SCAFFOLD):
@@ -124,7 +124,7 @@ def test_finds_the_optimum_of_the_sum_where_fedavg_drifts():
             rule.correct_gradients = lambda work: None
             return rule
 
-    without = run(80, lambda t: everyone, steps=lambda i: 5, rule=Drifting())[-1]
+    without = run(25, lambda t: everyone, steps=lambda i: 5, rule=Drifting())[-1]
     assert (without - optimum).norm() > 1e-2
 
 
@@ -134,9 +134,9 @@ def test_weighted_by_samples_it_finds_the_optimum_of_all_samples():
     sizes = [90, 10, 300, 5, 40, 1]
     p = np.array(sizes) / sum(sizes)
     optimum = torch.from_numpy(np.linalg.solve((p[:, None, None] * A).sum(0), p @ (A @ b[:, :, None])[:, :, 0]))
-    found = run(400, half, lr=0.05, steps=lambda i: 3, rule=SCAFFOLD(weighting="samples"), sizes=sizes)[-1]
+    found = run(150, half, lr=0.1, steps=lambda i: 3, rule=SCAFFOLD(weighting="samples"), sizes=sizes)[-1]
     assert (found - optimum).norm() < 1e-6
-    assert (run(100, half, lr=0.05, steps=lambda i: 3, sizes=sizes)[-1] - optimum).norm() > 0.1
+    assert (run(40, half, lr=0.1, steps=lambda i: 3, sizes=sizes)[-1] - optimum).norm() > 0.1
 
 
 @pytest.mark.parametrize(("lr", "steps"), [(0.1, 0), (0.0, 3)])

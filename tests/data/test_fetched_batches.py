@@ -48,9 +48,8 @@ def divided(train, val):
 
 
 @pytest.mark.fit
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_fit_is_that_of_the_samples_one_by_one(shuffle, workers):
+@pytest.mark.parametrize(("workers", "shuffle"), [(0, False), (0, True), (1, True)])
+def test_a_fit_is_that_of_the_samples_one_by_one(workers, shuffle):
     def trained(kind, loader, data):
         module, rounds = fresh(kind), 1 if workers else 3
         trainer = quiet_trainer(fl.FederatedStrategy(clients_per_round=3, seed=5), rounds)

@@ -58,7 +58,7 @@ class ByHandOfAutomatic(Rated):
 )
 def test_clients_apart_give_the_bits_of_a_fit(method, module, options):
     """Nobody sends schedules: a client knows them by the round, whatever others say of theirs."""
-    compare(method, module, rounds=4, **options)
+    compare(method, module, **options)
 
 
 @pytest.mark.parametrize("module", [ByHand, ByHandOfAutomatic])
@@ -76,7 +76,7 @@ class Reading(Rated):
 
 
 def test_a_module_that_reads_the_clock_gives_the_bits_of_a_fit():
-    compare(fl.algorithms.FedAvg, Reading, rounds=4)
+    compare(fl.algorithms.FedAvg, Reading)
 
 
 def test_a_client_that_cannot_know_the_length_of_rounds_asks_for_it():

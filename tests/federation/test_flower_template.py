@@ -2,6 +2,7 @@
 """``python -m fl_lightning flower-app``, which needs no Flower."""
 
 import ast
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -43,13 +44,15 @@ def test_its_files_are_linted_like_others(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.process
-def test_its_simulation_runs(tmp_path):
+@pytest.mark.filterwarnings("default")  # as for whoever runs it
+def test_its_simulation_runs(tmp_path, capsys, monkeypatch):
     main(["flower-app", str(tmp_path / "app")])
-    command = [sys.executable, "simulate.py", "--rounds", "2"]
-    done = subprocess.run(command, cwd=tmp_path / "app", capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("digest of the weights: ")
+    monkeypatch.chdir(tmp_path / "app")
+    monkeypatch.syspath_prepend(tmp_path / "app")
+    monkeypatch.setattr(sys, "argv", ["simulate.py", "--rounds", "2"])
+    monkeypatch.setattr(sys, "modules", {name: module for name, module in sys.modules.items() if name != "task"})
+    runpy.run_path("simulate.py", run_name="__main__")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("digest of the weights: ")
 
 
 @pytest.mark.parametrize(("arguments", "status"), [([], 2), (["a", "b"], 2), (["--force"], 2), (["--help"], 0)])

@@ -76,13 +76,14 @@ TOGETHER = {"array": {"array", "row"}, "tensor": {"tensor", "view"}, "view": {"t
 def content(module):
     """All that the changes above touch, and what metrics have come to."""
     plain = [module.number, module.text, module.items, module.queue, module.table, dict(module.lists), module.order]
-    arrays = [module.array.tolist(), module.row.tolist(), module.scores, module.tensor.tolist(), module.view.tolist()]
+    large = module.array.tobytes(), module.row.tobytes(), tuple(module.scores)
     rest = [module.slots.count, module.locked.rows, sorted(module.state_dict()), hasattr(module, "fresh")]
-    buffers = [float(module.seen), int(module.net[1].num_batches_tracked)]
+    tensors = [module.tensor.tolist(), module.view.tolist(), float(module.seen), int(module.net[1].num_batches_tracked)]
     metrics = [module.metric, *module.pair.values(copy_state=False), *module.hidden.values(), module.wrapped]
     inner = [module.wrapped._base_metric, module.hidden["wrapped"]._base_metric]
     counts = [(metric._update_count, metric.metric_state) for metric in (*metrics, *inner)]
-    return repr((plain, arrays, rest, buffers, counts, float(module.wrapped.max_val), module.pair._groups_checked))
+    small = plain, rest, tensors, counts, float(module.wrapped.max_val), module.pair._groups_checked
+    return repr(small), large
 
 
 def changed_names(state):
