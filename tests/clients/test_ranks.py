@@ -31,7 +31,7 @@ from fl_lightning.lightning.shared_by_ranks import metrics_apart
 from fl_lightning.lightning.single_device import check_devices
 
 QUICK = (
-    "FedLF", "SCAFFOLD with FedLF", "Ditto", "FedMDFG", "FedPW behind a guard", "kept optimizers", "gathering",
+    "SCAFFOLD with FedLF", "Ditto", "FedMDFG", "FedPW behind a guard", "kept optimizers", "gathering",
     "failing client",
 )  # fmt: skip
 
