@@ -15,13 +15,18 @@ def few_shapes():
     return fl.FederatedDataModule(Blobs(train=125), fl.data.IID(5), seed=0)
 
 
-def both(caplog, module=Classifier, rounds=3, options=None, **strategy):
+def one_shape():
+    """Five clients with two batches of ten samples."""
+    return fl.FederatedDataModule(Blobs(train=100), fl.data.IID(5), seed=0)
+
+
+def both(caplog, module=Classifier, rounds=2, options=None, **strategy):
     """The same fit without plans and with them, and what the second one said about its steps."""
     options = {"log": True, **(options or {})}
-    eager = train(fresh(module, **options), rounds, planned_steps=False, **{"data": few_shapes(), **strategy})
+    eager = train(fresh(module, **options), rounds, planned_steps=False, **{"data": one_shape(), **strategy})
     caplog.clear()
     with caplog.at_level("INFO"):
-        planned = train(fresh(module, **options), rounds, planned_steps=True, **{"data": few_shapes(), **strategy})
+        planned = train(fresh(module, **options), rounds, planned_steps=True, **{"data": one_shape(), **strategy})
     return eager, planned, [m for m in caplog.messages if m.startswith("Local steps")]
 
 

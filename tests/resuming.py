@@ -115,6 +115,7 @@ class Project:
     trainer: dict[str, Any] = field(default_factory=dict)
     callbacks: Callable[[Path], list[L.Callback]] = lambda folder: []
     rounds: int = 4
+    samples: int = 240
 
     def fit(
         self, folder: Path, rounds: int | None = None, ckpt_path: Path | None = None, extra: tuple[L.Callback, ...] = ()
@@ -126,7 +127,7 @@ class Project:
         callbacks = [Marks(), *self.callbacks(folder), *extra]
         limits["enable_checkpointing"] = any(isinstance(callback, Checkpoint) for callback in callbacks)
         trainer = quiet_trainer(strategy, logger=Rows(), callbacks=callbacks, **limits)
-        trainer.fit(module, federated_blobs(), ckpt_path=ckpt_path)
+        trainer.fit(module, federated_blobs(train=self.samples), ckpt_path=ckpt_path)
         return ClientResult(module, trainer, strategy)
 
 

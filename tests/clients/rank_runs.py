@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program on several ranks, within a time limit, and makes sure that no process of it is left."""
 
+import atexit
 import contextlib
 import importlib
 import io
 import json
+import logging
 import os
-import signal
+import runpy
 import subprocess
 import sys
 import time
@@ -38,15 +40,63 @@ def environment(**more):
 
 def left_behind(out):
     """Processes that still run a program of this test."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    return [path.name for path in Path("/proc").glob("[0-9]*") if _runs(path, folder_of(out))]
+
+
+def _runs(process, folder):
+    try:
+        if (folder / "copy" / process.name).exists():  # an ended one that nobody has waited for is none any more
+            return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return str(folder).encode() in (process / "cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+class Copied(subprocess.Popen):
+    """A script that runs on a copy of this process, which has imported everything; and so does what it starts."""
+
+    also_what_it_starts = True
+
+    def _execute_child(self, line, *more):
+        folder, environment, pipes = more[4], more[5], more[9:15]
+        self._child_created, self.pid = True, os.fork()
+        if self.pid == 0:
+            self._run(line, folder, environment, pipes[3])
+        self._close_pipe_fds(*pipes)
+
+    def _run(self, line, folder, environment, output):
+        code = 1
         try:
-            command = path.read_bytes()
-        except OSError:
-            continue
-        if str(folder_of(out)).encode() in command:
-            found.append(path.parent.name)
-    return found
+            if output != -1:
+                os.dup2(output, 1)
+                os.dup2(output, 2)
+            sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+            logging.getLogger("lightning.pytorch").handlers = [logging.StreamHandler()]
+            os.chdir(folder or ".")
+            os.environ.clear()
+            os.environ |= environment
+            sys.argv = line[1:]
+            (copies := Path(sys.argv[1], "copy")).mkdir(exist_ok=True)
+            (copies / str(os.getpid())).touch()
+            if self.also_what_it_starts:
+                subprocess.Popen = Copied
+            atexit._clear()
+            warnings.resetwarnings()
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            code = 0
+        except SystemExit as ended:
+            code = ended.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            atexit._run_exitfuncs()
+            os._exit(code)
+
+
+class FirstCopied(Copied):
+    """The same, but what it starts begins from nothing."""
+
+    also_what_it_starts = False
 
 
 def command(out, ranks, *words, program=SESSION, torchrun=True, options=()):
@@ -73,16 +123,14 @@ def finished(out, process, fails=False):
     return said
 
 
-def started(out, line, **more):
-    return subprocess.Popen(
-        line, env=environment(**more), cwd=out, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+def started(out, line, kind=subprocess.Popen, **more):
+    return kind(line, env=environment(**more), cwd=out, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def session(out, ranks, *words, program=SESSION, fails=False, **options):
+def session(out, ranks, *words, program=SESSION, fails=False, kind=subprocess.Popen, **options):
     """Runs the program on some ranks, a single one in this process, and returns what it printed."""
     if ranks > 1:
-        return finished(out, started(out, command(out, ranks, *words, program=program, **options)), fails)
+        return finished(out, started(out, command(out, ranks, *words, program=program, **options), kind), fails)
     with contextlib.redirect_stdout(io.StringIO()) as said, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which pytest makes errors; in a process of its own they are printed
         importlib.import_module(program.stem).main(str(folder_of(out)), "1", *words)
@@ -96,46 +144,26 @@ def forked(out, ranks, *words, program=SESSION, fails=False):
     """
     if ranks == 1:
         return session(out, ranks, *words, program=program)
-    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    arguments = str(folder_of(out)), str(ranks), *words
+    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "forked"}
+    shared["MASTER_PORT"] = str(free_port())
+    line, children = command(out, ranks, *words, program=program, torchrun=False), []
     files = [folder_of(out) / f"said-{rank}" for rank in range(ranks)]
-    children = [_copy(file, rank, shared, program, arguments) for rank, file in enumerate(files)]
-    end, statuses = time.monotonic() + SECONDS, {}
-    while len(statuses) < ranks and time.monotonic() < end:
-        ended = {child: os.waitpid(child, os.WNOHANG) for child in children if child not in statuses}
-        statuses |= {child: status for child, (found, status) in ended.items() if found}
-        time.sleep(0.05)
-    for child in set(children) - set(statuses):
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    said = "".join(file.read_text() for file in files)
-    assert len(statuses) == ranks, said[-6000:]
-    assert any(statuses.values()) is fails, said[-6000:]
-    return said
-
-
-def _copy(file, rank, shared, program, arguments):
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
+    for rank, file in enumerate(files):
         with file.open("wb") as output:
-            os.dup2(output.fileno(), 1)
-            os.dup2(output.fileno(), 2)
-        sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "forked"}
-        os.environ |= {**shared, **own}
-        sys.argv = [str(program), *arguments]
-        warnings.resetwarnings()
-        importlib.import_module(program.stem).main(*arguments)
-        code = 0
-    except SystemExit as ended:
-        code = ended.code or 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+            own = {**environment(), **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            children.append(Copied(line, env=own, cwd=out, stdout=output))
+    end = time.monotonic() + SECONDS
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(max(0.0, end - time.monotonic()))
+    late = [child for child in children if child.poll() is None]
+    for child in late:
+        child.kill()
+        child.wait()
+    said = "".join(file.read_text() for file in files)
+    assert late == [], said[-6000:]
+    assert any(child.returncode for child in children) is fails, said[-6000:]
+    return said
 
 
 def results(out):

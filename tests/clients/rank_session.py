@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that several processes run together: fits whose weights and logged numbers the tests compare.
 
-``torchrun --nproc_per_node 3 rank_session.py OUT 3 fits FedLF SCAFFOLD`` writes ``OUT/rank-<r>.json``.
+``torchrun --nproc_per_node 3 rank_session.py OUT 3 fits 2 FedLF SCAFFOLD`` writes ``OUT/rank-<r>.json``.
 """
 
 import hashlib
@@ -195,9 +195,9 @@ def written(out, trainer, results):
 def main(out, devices, what, *cases):
     devices = int(devices)
     if what == "fits":
-        results = {}
+        results, (rounds, *cases) = {}, cases
         for case in cases or FITS:
-            trainer, *results[case] = trained(case, devices)
+            trainer, *results[case] = trained(case, devices, int(rounds))
         written(out, trainer, results)
     elif what == "nodes":
         trainer, *result = trained("FedLF", 1, nodes=devices)

@@ -27,7 +27,7 @@ from fl_lightning.lightning import versions
 from fl_lightning.lightning.ranks import Pending, Ranks
 
 OUT, DEVICES, KIND = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-ROUNDS = 4
+ROUNDS = 3
 
 
 def once_on_rank_1(trainer, act):

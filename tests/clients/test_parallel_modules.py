@@ -42,7 +42,7 @@ def test_parameters_in_other_places_as_well_are_no_changed_attributes(module, op
     found = []
     for executor in (None, TWO):
         model = fresh(module, **options)
-        _, strategy, _ = train(model, 3, clients_per_round=5, executor=executor)
+        _, strategy, _ = train(model, 2, clients_per_round=5, executor=executor)
         assert strategy.executor_fallback is None
         found.append(weights(model))
     assert torch.equal(*found)

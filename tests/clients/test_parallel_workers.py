@@ -14,7 +14,7 @@ import pytest
 import torch
 import torchmetrics
 from resuming import Project, differences
-from support import Classifier, blobs, fit, fresh, weights
+from support import Classifier, blobs, fresh, train, weights
 from torch import nn
 from worker_processes import FORKS, TWO
 
@@ -27,7 +27,7 @@ pytestmark = FORKS
 
 def fit_in_workers(module=None, rounds=2, **options):
     """A fit in two processes; the last client of a round waits for one that is done."""
-    return fit(module, rounds, **{"clients_per_round": 5, "executor": TWO, **options})
+    return train(module, rounds, **{"clients_per_round": 5, "executor": TWO, **options})
 
 
 # ---- traces in objects of the parent

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 from lightning.pytorch import Callback
-from planned_fits import OLD, agree, both, few_shapes
+from planned_fits import OLD, agree, both, few_shapes, one_shape
 from support import Classifier, fresh, train, weights
 
 import fl_lightning as fl
@@ -81,20 +81,22 @@ class ForOneClient(Callback):
 @pytest.mark.parametrize("what", [name for name in vars(Reads) if callable(vars(Reads)[name]) and "train" not in name])
 def test_what_python_reads_is_read_anew(what, caplog, monkeypatch):
     monkeypatch.setattr(Reads, "what", what)
-    eager, planned, _ = both(caplog, Reads, callbacks=[ForOneClient()], local_epochs=2)
+    short = what == "after_short_batches"
+    fits = {"local_epochs": 1, "data": few_shapes()} if short else {"local_epochs": 2, "data": one_shape()}
+    eager, planned, _ = both(caplog, Reads, callbacks=[ForOneClient()], **fits)
     agree(eager, planned)
-    plain = train(fresh(log=True), planned_steps=False, local_epochs=2, data=few_shapes())
+    plain = train(fresh(log=True), 2, planned_steps=False, **fits)
     assert not torch.equal(weights(planned.module), weights(plain.module))
 
 
 def test_a_value_that_changes_with_every_round_is_planned_for_ever(caplog, monkeypatch):
     monkeypatch.setattr(Reads, "what", "attribute")
-    data = fl.FederatedDataModule(torch.utils.data.TensorDataset(torch.randn(240, 12), torch.randint(0, 4, (240,))),
+    data = fl.FederatedDataModule(torch.utils.data.TensorDataset(torch.randn(60, 12), torch.randint(0, 4, (60,))),
                                   fl.data.IID(3), batch_size=2)  # fmt: skip
-    eager, planned, said = both(caplog, Reads, rounds=11, data=data, clients_per_round=3)
+    eager, planned, said = both(caplog, Reads, rounds=10, data=data, clients_per_round=3)
     agree(eager, planned)
-    assert planned.strategy.last_round.planned_steps == 3 * 40 - 1
-    assert len(said) == 12  # eight recordings, and then all anew
+    assert planned.strategy.last_round.planned_steps == 3 * 10 - 1
+    assert len(said) == 11  # eight recordings, and then all anew
 
 
 class Watched(Classifier):
@@ -137,7 +139,7 @@ class FreshTensor(ClientRule):
     """Gives the module another tensor for every batch."""
 
     def begin_batch(self, work, batch, batch_idx):
-        self.kept = [*getattr(self, "kept", []), torch.ones(()) + len(batch[0])]
+        self.kept = [*getattr(self, "kept", []), torch.ones(()) + batch_idx]
         work.module.factor = self.kept[-1]
 
 

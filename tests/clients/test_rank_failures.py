@@ -12,13 +12,13 @@ import time
 import pytest
 import rank_runs
 import rank_session
-from rank_runs import command, differences, finished, folder_of, results, started
+from rank_runs import Copied, FirstCopied, command, differences, finished, folder_of, results, started
 
 import fl_lightning as fl
 from fl_lightning.lightning import rank_processes
 
 TROUBLE = rank_runs.SESSION.with_name("rank_trouble.py")
-ROUNDS = 4
+ROUNDS = 3
 CASE = "SCAFFOLD with FedLF"
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")]
@@ -60,7 +60,8 @@ def test_one_rank_that_is_terminated_in_a_round_ends_all_between_clients(tmp_pat
 @on_both
 def test_the_program_that_is_terminated_ends_all_ranks(tmp_path, torchrun):
     """The signal reaches the first rank, or torchrun, which passes it on to all."""
-    program = started(tmp_path, command(tmp_path, 2, "long", program=TROUBLE, torchrun=torchrun))
+    line = command(tmp_path, 2, "long", program=TROUBLE, torchrun=torchrun)
+    program = started(tmp_path, line, subprocess.Popen if torchrun else FirstCopied)
     wait_for(folder_of(tmp_path) / "begun")
     program.send_signal(signal.SIGTERM)
     said = finished(tmp_path, program, fails=torchrun)
@@ -74,11 +75,13 @@ def test_the_program_that_is_terminated_ends_all_ranks(tmp_path, torchrun):
 
 def test_all_processes_end_soon_after_the_first_is_killed(tmp_path):
     """Though one of them is in the middle of a step that never ends."""
-    with started(tmp_path, command(tmp_path, 2, "hang", program=TROUBLE, torchrun=False)) as program:
+    with started(tmp_path, command(tmp_path, 2, "hang", program=TROUBLE, torchrun=False), Copied) as program:
         wait_for(folder_of(tmp_path) / "begun")
         assert len(rank_runs.left_behind(tmp_path)) == 2
         program.kill()
-    time.sleep(5)
+    end = time.monotonic() + 5
+    while rank_runs.left_behind(tmp_path) and time.monotonic() < end:
+        time.sleep(0.1)
     left = rank_runs.left_behind(tmp_path)
     for process in left:
         os.kill(int(process), signal.SIGKILL)
@@ -107,7 +110,8 @@ def test_torchrun_starts_a_fit_again_that_goes_on_by_itself(tmp_path):
 @on_both
 def test_a_rank_that_hangs_ends_all_within_the_timeout(tmp_path, torchrun):
     began = time.monotonic()
-    said = session(tmp_path, 2, "hang", torchrun=torchrun, fails=True)
+    kind = {} if torchrun else {"kind": Copied}
+    said = session(tmp_path, 2, "hang", torchrun=torchrun, fails=True, **kind)
     assert re.search(r"RankError: rank 0 of 2 waits for rank 1, which has not answered for 0:00:05 \(timeout", said)
     assert time.monotonic() - began < 100  # torchrun waits for 30 s before it kills
 

@@ -161,7 +161,7 @@ def test_workers_see_the_same_clock(module):
     for executor in (None, fl.executors.Parallel(2)):
         ours = fresh(module)
         ours.seen = None
-        _, strategy, trainer = fit(ours, 3, executor=executor, limit_val_batches=0)
+        _, strategy, trainer = fit(ours, 2, executor=executor, limit_val_batches=0)
         assert strategy.executor_fallback is None
         ends.append((weights(ours), final_rate(trainer), trainer.global_step, strategy.last_round.local_steps))
     assert torch.equal(ends[0][0], ends[1][0])

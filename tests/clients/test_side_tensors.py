@@ -120,7 +120,7 @@ def test_teachers_are_averaged_by_samples(executor, rebinds):
 def test_workers_and_one_process_give_the_same(kind):
     def trained(executor):
         module = fresh(kind)
-        training_only(fl.FederatedStrategy(clients_per_round=3, seed=5, executor=executor), 3).fit(
+        training_only(fl.FederatedStrategy(clients_per_round=3, seed=5, executor=executor), 2).fit(
             module, federated_blobs()
         )
         return torch.cat([weights(module), *(b.double().flatten() for b in module.buffers())])

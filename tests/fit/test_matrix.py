@@ -71,13 +71,16 @@ def chosen(fitting, place):
     return fitting[place % len(fitting)]
 
 
+def client_beside(server):
+    return chosen([client for client in HALVES if refusal(server, client) is None], list(ALGORITHMS).index(server))
+
+
 @pytest.mark.parametrize("server", ALGORITHMS)
 def test_every_server_half_beside_one_of_the_client_halves_that_fit(tmp_path, server):
-    fitting = [client for client in HALVES if refusal(server, client) is None]
-    check(tmp_path, server, chosen(fitting, list(ALGORITHMS).index(server)))
+    check(tmp_path, server, client_beside(server))
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", sorted(set(CLIENTS) - {client_beside(server) for server in ALGORITHMS}))
 def test_every_client_half_beside_one_of_the_server_halves_that_fit(tmp_path, client):
     fitting = [server for server in ALGORITHMS if refusal(server, client) is None]
     check(tmp_path, chosen(fitting, 5 * HALVES.index(client)), client)

@@ -8,7 +8,7 @@ import lightning as L
 import pytest
 import torch
 from resuming import ALGORITHMS, Project, SaveAt, assert_equal, differences
-from support import Classifier, federated_blobs, fresh, place_of_client, quiet_trainer, weights
+from support import Classifier, federated_blobs, fresh, place_of_client, training_only, weights
 
 import fl_lightning as fl
 from fl_lightning.data import AvailabilitySampler, CohortSampler, Selection
@@ -43,7 +43,7 @@ class States(L.Callback):
         self.records.append(trainer.strategy.last_round)
 
 
-def train(rule=fl.algorithms.FedAvg, rounds=3, sampler=None, module=Classifier, trainer=None, **options):
+def train(rule=fl.algorithms.FedAvg, rounds=3, sampler=None, module=Classifier, **options):
     defaults = {
         "sampler": PoorRound() if sampler is None else sampler,
         "clients_per_round": 4,
@@ -57,7 +57,7 @@ def train(rule=fl.algorithms.FedAvg, rounds=3, sampler=None, module=Classifier, 
     if rule().needs.exact_step:
         defaults["server_optimizer"] = None
     strategy = fl.FederatedStrategy(rule(), **{**defaults, **options})
-    fitted = quiet_trainer(strategy, rounds, callbacks=[states], **(trainer or {}))
+    fitted = training_only(strategy, rounds, callbacks=[states])
     fitted.fit(fresh(module, momentum=0.9, norm=True), federated_blobs())
     return states, fitted
 
@@ -66,12 +66,12 @@ def train(rule=fl.algorithms.FedAvg, rounds=3, sampler=None, module=Classifier, 
 # taken back in the same way, as tests/fit/test_refused_steps.py shows of all.
 @pytest.mark.parametrize("name", ["FedAvg", "AFL", "SCAFFOLD", "Ditto", "FedLF", "FCFL"])
 def test_a_round_below_it_changes_nothing(name):
-    states, trainer = train(ALGORITHMS[name], trainer={"limit_val_batches": 0}, min_clients=3)
+    states, trainer = train(ALGORITHMS[name], min_clients=3)
     assert [record.skipped is None for record in states.records] == [True, False, True]
     assert not differences(states.seen[0], states.seen[1])
     assert differences(states.seen[1], states.seen[2])
     # As if nobody had come: what the two clients did has left no trace for the next round either.
-    nobody, _ = train(ALGORITHMS[name], sampler=PoorRound(FULL), trainer={"limit_val_batches": 0})
+    nobody, _ = train(ALGORITHMS[name], sampler=PoorRound(FULL))
     assert not differences(states.seen, nobody.seen)
     assert trainer.current_epoch == 3
 
@@ -155,7 +155,8 @@ def test_a_resumed_fit_is_the_same_bit_for_bit(tmp_path, rule):
     skipped = [record.round for record in watch.records if record.skipped]
     assert 0 < skipped[0] < skipped[-1] < 5, "a skipped round before and after the checkpoints"
     for index in {skipped[0], skipped[0] + 1, skipped[-1]} & set(places):
-        for name, first_row in places[index].logged.items():
+        logged = places[index].logged
+        for name, first_row in list(logged.items())[: len(logged) if index == skipped[0] else 1]:
             resumed = project.fit(tmp_path / "resumed", ckpt_path=tmp_path / str(index) / f"{name}.ckpt")
             assert_equal(resumed, whole, first_row, f"{name} in round {index}")
             assert resumed.trainer.callback_metrics["fed/skipped_rounds"] == len(skipped)
@@ -172,4 +173,4 @@ def test_it_must_not_be_more_than_a_round_has():
     fl.FederatedStrategy(clients_per_round=3, min_clients=3)
     share = fl.FederatedStrategy(clients_per_round=0.5, min_clients=4)  # of how many is not known yet
     with pytest.raises(ValueError, match=r"at most the 3 clients sampled per round \(clients_per_round=0.5\), found 4"):
-        quiet_trainer(share, 1).fit(fresh(), federated_blobs())
+        training_only(share, 1).fit(fresh(), federated_blobs())

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCh
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 from plain_loop import evaluate
 from resuming import differences
-from support import Blobs, federated_blobs, fresh, quiet_trainer, weights
+from support import Blobs, federated_blobs, fresh, quiet_trainer, training_only, weights
 
 import fl_lightning as fl
 from fl_lightning.fit.state_callback import FederatedState
@@ -35,14 +35,14 @@ class Saving(Callback):
 def test_a_second_trainer_starts_afresh(algorithm):
     federated = strategy(algorithm=algorithm(), client_optimizer_state="keep")
     module = fresh(momentum=0.9)
-    quiet_trainer(federated, 2).fit(module, federated_blobs())
+    training_only(federated, 2).fit(module, federated_blobs())
     first, kept = weights(module), copy.deepcopy(federated._fits.states())
     # The same strategy on untrained weights: nothing of the first fit may be left in the rule.
     again = fresh(momentum=0.9)
-    quiet_trainer(federated, 2).fit(again, federated_blobs())
+    training_only(federated, 2).fit(again, federated_blobs())
     assert torch.equal(weights(again), first)
     assert not differences(federated._fits.states(), kept)
-    quiet_trainer(federated, 2).fit(module, federated_blobs())
+    training_only(federated, 2).fit(module, federated_blobs())
     assert not torch.equal(weights(module), first)
     assert "log" not in vars(module)
 
@@ -53,12 +53,12 @@ def test_a_second_trainer_starts_afresh(algorithm):
 def test_the_same_trainer_goes_on_with_more_rounds(algorithm):
     federated = strategy(algorithm=algorithm(), server_optimizer=lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.5))
     module = fresh(lr=0.05)
-    trainer = quiet_trainer(federated, 2, limit_train_batches=4)
+    trainer = quiet_trainer(federated, 1, limit_train_batches=4)
     trainer.fit(module, federated_blobs())
     trainer.validate(module, federated_blobs(), verbose=False)
-    trainer.fit_loop.max_epochs = 5
+    trainer.fit_loop.max_epochs = 3
     trainer.fit(module, federated_blobs())
-    assert trainer.current_epoch == 5
+    assert trainer.current_epoch == 3
     callbacks = [c for c in trainer.callbacks if isinstance(c, FederatedState)]
     assert len(callbacks) == 1
     assert type(trainer.fit_loop.epoch_loop) is FederatedEpochLoop
@@ -66,7 +66,7 @@ def test_the_same_trainer_goes_on_with_more_rounds(algorithm):
 
     whole = fresh(lr=0.05)
     options = {"server_optimizer": lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.5)}
-    uninterrupted = quiet_trainer(strategy(algorithm=algorithm(), **options), 5, limit_train_batches=4)
+    uninterrupted = quiet_trainer(strategy(algorithm=algorithm(), **options), 3, limit_train_batches=4)
     uninterrupted.fit(whole, federated_blobs())
     assert torch.equal(weights(module), weights(whole))
     assert trainer.global_step == uninterrupted.global_step

@@ -62,7 +62,7 @@ def growth_of_peak_memory(dataset, clients):
     gc.collect()
     before = kilobytes("VmRSS")
     _CLEAR.write_text("5")  # the peak starts anew
-    seconds_per_round(dataset, clients)
+    seconds_per_round(dataset, clients, rounds=2)
     return 1024 * (kilobytes("VmHWM") - before)
 
 

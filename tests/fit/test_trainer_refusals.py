@@ -108,13 +108,13 @@ def test_freezing_when_the_fit_starts_works(algorithm, executor):
     for hook in ("setup", "on_fit_start"):
         module = fresh(type("Freezes", (FreezesLate,), {"hook": hook}))
         strategy = fl.FederatedStrategy(algorithm(), clients_per_round=3, executor=executor())
-        trainer = quiet_trainer(strategy, 2, num_sanity_val_steps=2)
+        trainer = quiet_trainer(strategy, 1, num_sanity_val_steps=2)
         trainer.fit(module, federated_blobs())
         assert strategy.executor_fallback is None
         assert torch.equal(module.net[0].weight, fresh().net[0].weight)
         assert not torch.equal(module.net[2].weight, fresh().net[2].weight)
         ends[hook] = weights(module)
-        trainer.fit_loop.max_epochs = 3
+        trainer.fit_loop.max_epochs = 2
         trainer.fit(module, federated_blobs())
     assert torch.equal(ends["setup"], ends["on_fit_start"])
 

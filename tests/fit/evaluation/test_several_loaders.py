@@ -258,7 +258,7 @@ def test_a_client_elsewhere_has_the_values_of_a_fit():
 def test_what_a_client_reaches_alone_has_every_loader(tmp_path):
     compared = fl.compare(
         Plain, fl.FederatedDataModule(TwoSources(), fl.data.Dirichlet(6, 0.3), seed=0),
-        {"FedAvg": fl.FederatedStrategy()}, trainer=partial(L.Trainer, max_epochs=2, accelerator="cpu", logger=False),
+        {"FedAvg": fl.FederatedStrategy()}, trainer=partial(L.Trainer, max_epochs=1, accelerator="cpu", logger=False),
         folder=tmp_path, seeds=[5], bounds="local",
     )  # fmt: skip
     assert len(compared.results) == 2

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 import torch
-from support import CLASSES, FEATURES, Classifier, fit, fresh, quiet_trainer
+from support import CLASSES, FEATURES, Classifier, fit, fresh, quiet_trainer, train
 from torch.utils.data import TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -41,7 +41,7 @@ class Measured(Classifier):
 def test_a_site_that_training_lacks_does_not_shift_the_others(caplog):
     ditto = fl.algorithms.Ditto(lam=0.0)
     data = divided(train=("basel", "chur", "elm"))
-    module, strategy, trainer = fit(fresh(Measured), 40, algorithm=ditto, data=data, clients_per_round=1.0)
+    module, strategy, trainer = train(fresh(Measured), 40, algorithm=ditto, data=data, clients_per_round=1.0)
     with caplog.at_level(logging.INFO):
         trainer.test(module, data, verbose=False)
     assert "clients that are not in training, evaluated with the global model: 'davos'" in caplog.text
