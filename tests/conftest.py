@@ -14,7 +14,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from interpreters import interpreters
+from copies import interpreters
 
 # Every Trainer asks for plug-ins, and reads what all installed packages say of themselves. Lightning comes later.
 importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)

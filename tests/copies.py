@@ -1,122 +1,164 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs in copies of this process, which has imported torch and Lightning: a new process takes seconds for that."""
+"""Programs in copies of a process that has imported torch: a new process takes seconds for that."""
 
 from __future__ import annotations
 
-import importlib
+import atexit
+import gc
+import json
+import logging
 import os
+import runpy
+import signal
 import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from stat import S_ISFIFO
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from process_families import free_port
+ROOT = Path(__file__).parents[1]
+SERVER = "import sys; sys.path.append({!r}); import copies; copies.serve()"
 
 
-class Copies:
-    """Stands for :class:`subprocess.Popen` with ``[python, "-m", MODULE, ...]``: runs the module's ``main``.
+class Copied(subprocess.Popen[str]):
+    """Stands for a Popen of ``[python, FILE, ...]``, ``[python, "-m", MODULE, ...]`` or ``[python, "-c", CODE, ...]``.
 
-    Of ``[python, "-m", "torch.distributed.run", ..., "-m", MODULE, ...]`` it runs as many copies as that would start,
-    and they find each other as they would then.
+    The program runs as it would there, but what this process has imported is there already.
 
     Attributes:
-        stdin: of the first copy, as text; the others have none.
-        stdout: what all of them print.
-        returncode: of the first copy that failed; 0 if none did.
+        also_what_it_starts: processes that the program starts are copies as well.
     """
 
-    _ends: ClassVar[set[int]] = (
-        set()
-    )  # this process's ends of pipes, which copies close: else nobody would see them end
+    also_what_it_starts = True
 
-    def __init__(
-        self, command: Sequence[str], cwd: Path | None = None, env: Mapping[str, str] | None = None, **files: Any
-    ) -> None:
-        module, *arguments = command[len(command) - list(reversed(command)).index("-m") :]
-        number = next((int(each.partition("=")[2]) for each in command if each.startswith("--nproc-per-node=")), 1)
-        shared = {"WORLD_SIZE": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        own = [{**shared, "RANK": str(k), "LOCAL_RANK": str(k), "GROUP_RANK": "0"} for k in range(number)]
-        ranks = [{**rank, "TORCHELASTIC_RUN_ID": "copies"} for rank in own] if number > 1 else [{}]
+    def __init__(self, args: Sequence[str], env: Mapping[str, str] | None = None, **options: Any) -> None:
+        # Files and folder are in place when this function is called, in the copy, which it never leaves.
+        super().__init__(args, env=env, preexec_fn=partial(self._run, args, env), restore_signals=False, **options)  # type: ignore[arg-type]
 
-        def run() -> None:
-            if cwd is not None:
-                os.chdir(cwd)
-            sys.argv = [module, *arguments]
-            importlib.import_module(module).main()
+    def begins(self) -> None:
+        """Runs in the copy before the program, whose arguments are in ``sys.argv``."""
 
-        into, self._into = os.pipe()
-        self._out, out = os.pipe()
-        Copies._ends |= {self._into, self._out}
-        error = files.get("stderr")
-        streams = [into, out, out if error in (None, subprocess.STDOUT) else error.fileno()]
-        self._copies = [_copy(run, streams, {**(env or {}), **rank}, Copies._ends) for rank in ranks]
-        os.close(into)
-        os.close(out)
-        self.stdin, self.stdout = os.fdopen(self._into, "w"), os.fdopen(self._out)
-        self.returncode: int | None = None
+    def _run(self, command: Sequence[str], environment: Mapping[str, str] | None) -> None:
+        _close_pipes()
+        gc.enable()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        code = 1
+        try:
+            sys.stdin = open(0, closefd=False)  # noqa: SIM115
+            sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+            sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+            logging.getLogger("lightning.pytorch").handlers = [logging.StreamHandler()]
+            if environment is not None:
+                os.environ.clear()
+                os.environ.update(environment)
+            if self.also_what_it_starts:
+                subprocess.Popen = type(self)  # type: ignore[misc]
+            atexit._clear()
+            warnings.resetwarnings()
+            warnings.simplefilter("ignore")  # pytest makes errors of them
+            _run_python(list(command[1:]), self.begins)
+            code = 0
+        except SystemExit as ended:
+            code = _status(ended)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            os._exit(code)
 
-    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
-        """What is still printed; the test's own time limit counts."""
-        Copies._ends.discard(self._into)
-        self.stdin.close()
-        said = self.stdout.read()
-        Copies._ends.discard(self._out)
-        self.stdout.close()
-        self.wait()
-        return said, None
 
-    def wait(self) -> int:
-        """Until all have ended."""
-        if self.returncode is None:
-            statuses = [os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) for copy in self._copies]
-            self.returncode = next(filter(None, statuses), 0)
-        return self.returncode
+def _close_pipes() -> None:
+    """Whoever reads a pipe waits until nobody has its other end, which a copy would otherwise keep."""
+    for number in map(int, os.listdir("/dev/fd")):
+        with suppress(OSError):  # of the listing itself
+            if number > 2 and S_ISFIFO(os.fstat(number).st_mode):
+                os.close(number)
 
-    def kill(self) -> None:
-        """SIGKILL for all."""
-        for copy in self._copies:
-            os.kill(copy, 9)
+
+def _run_python(arguments: list[str], begins: Callable[[], None]) -> None:
+    """What Python does with these arguments."""
+    while arguments[0].startswith("-") and arguments[0] not in ("-c", "-m"):
+        arguments.pop(0)
+    kind = arguments.pop(0) if arguments[0] in ("-c", "-m") else None
+    what, sys.argv = arguments[0], arguments
+    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    begins()
+    if kind == "-c":
+        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+    elif kind == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(what, run_name="__main__")
+
+
+def _status(ended: SystemExit) -> int:
+    if isinstance(ended.code, str):
+        print(ended.code, file=sys.stderr)
+    return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
 
 
 def ran(module: str, *arguments: str) -> str:
-    """What a program prints that must end well."""
-    program = Copies([sys.executable, "-m", module, *arguments])
-    said, _ = program.communicate()
+    """What a module prints, run as a program that must end well."""
+    command = [sys.executable, "-m", module, *arguments]
+    with Copied(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as program:
+        said, _ = program.communicate()
     assert program.returncode == 0, said
     return said
 
 
-def copy_of(run: Callable[[], object], file: Path) -> int:
-    """The number of a copy of this process that runs this and writes what is printed into a file."""
-    with file.open("wb") as output, open(os.devnull, "rb") as nothing:
-        return _copy(run, [nothing.fileno(), output.fileno(), output.fileno()], {}, Copies._ends)
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def _copy(run: Callable[[], object], streams: Sequence[int], environment: Mapping[str, str], ends: set[int]) -> int:
-    copy = os.fork()
-    if copy:
-        return copy
-    code = 1
-    try:
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
-        for end in {*ends, *streams} - {0, 1, 2}:
-            os.close(end)
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115
-        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-        os.environ.update(environment)
-        warnings.resetwarnings()
-        warnings.simplefilter("ignore")  # pytest makes errors of them
-        run()
-        code = 0
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
+@contextmanager
+def interpreters() -> Iterator[Run]:
+    """Gives ``run(code, cwd=None, path=(ROOT,), **environment)``: code in an interpreter without Lightning.
+
+    Each is a copy of one process, which has torch and torchmetrics and neither Lightning nor this package. ``path``
+    comes before all others of modules.
+    """
+    clean = {name: value for name, value in os.environ.items() if name not in ("FL_LIGHTNING_TREE", "PYTHONPATH")}
+    with TemporaryDirectory() as own, subprocess.Popen(
+        [sys.executable, "-c", SERVER.format(str(Path(__file__).parent))],
+        env=clean, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as server:  # fmt: skip
+        assert server.stdin is not None
+        assert server.stdout is not None
+        asked, said = server.stdin, server.stdout
+
+        def run(code: str, cwd: Path | None = None, path: tuple[Path, ...] = (ROOT,), **more: str) -> Any:
+            files = [f"{own}/{name}" for name in ("out", "err")]
+            environment = {**clean, "PYTHONPATH": os.pathsep.join(map(str, path)), **more}
+            print(json.dumps([code, str(cwd or own), environment, files]), file=asked, flush=True)
+            status = int(said.readline())
+            return subprocess.CompletedProcess(code, status, *(Path(file).read_text("utf-8") for file in files))
+
+        yield run
+        asked.close()
+
+
+def serve() -> None:
+    """Answers with a status for every program."""
+    import torch  # noqa: F401
+    import torchmetrics  # noqa: F401
+
+    assert not {"lightning", "pytorch_lightning", "fl_lightning", "jsonargparse"} & set(sys.modules)
+    sys.path.pop()
+    for line in sys.stdin:
+        code, folder, environment, files = json.loads(line)
+        with open(files[0], "w") as out, open(files[1], "w") as err:
+            command = [sys.executable, "-c", code]
+            program = Interpreter(command, environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        print(program.wait(), flush=True)
+
+
+class Interpreter(Copied):
+    """What it starts begins from nothing: it may be anything."""
+
+    also_what_it_starts = False

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from copies import Copies
+from copies import Copied
 
 from benchmarks._peers import environments
 from benchmarks._peers import race as race_module
@@ -43,7 +43,7 @@ def test_sides_take_turns_and_say_why_they_ended():
 
 
 def test_sides_report_their_work(monkeypatch):
-    monkeypatch.setattr(race_module.subprocess, "Popen", Copies)
+    monkeypatch.setattr(race_module.subprocess, "Popen", Copied)
     commands = {HAND_WRITTEN: ("hand_written",), OURS: ("ours", "--method", "fedfv")}
     sides = [
         Side(name, (sys.executable, "-m", f"benchmarks._peers.side_{module}", *arguments), name)

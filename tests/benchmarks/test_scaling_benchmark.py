@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from copies import Copies
+from copies import Copied
 
 from benchmarks import scaling
 from benchmarks._peers import race as race_module
@@ -50,7 +50,7 @@ def one_turn(entries):
 
 
 def test_sides_take_turns_on_one_process_and_on_two(monkeypatch):
-    monkeypatch.setattr(race_module.subprocess, "Popen", Copies)  # with torchrun: the slow tests below
+    monkeypatch.setattr(race_module.subprocess, "Popen", Copied)
     one, two = one_turn(entries_of("evaluated"))
     assert one.steps == TINY.steps
     assert (one.norm, one.accuracy) == (two.norm, two.accuracy)

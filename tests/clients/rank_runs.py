@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program on several ranks, within a time limit, and makes sure that no process of it is left."""
 
-import atexit
 import contextlib
 import importlib
 import io
 import json
-import logging
 import os
-import runpy
 import subprocess
 import sys
 import time
-import traceback
 import warnings
 from pathlib import Path
 
+import copies
 import rank_session
 from process_families import free_port
 
@@ -52,45 +49,12 @@ def _runs(process, folder):
         return False
 
 
-class Copied(subprocess.Popen):
-    """A script that runs on a copy of this process, which has imported everything; and so does what it starts."""
+class Copied(copies.Copied):
+    """A script on a copy of this process, which :func:`left_behind` knows by a file with its number."""
 
-    also_what_it_starts = True
-
-    def _execute_child(self, line, *more):
-        folder, environment, pipes = more[4], more[5], more[9:15]
-        self._child_created, self.pid = True, os.fork()
-        if self.pid == 0:
-            self._run(line, folder, environment, pipes[3])
-        self._close_pipe_fds(*pipes)
-
-    def _run(self, line, folder, environment, output):
-        code = 1
-        try:
-            if output != -1:
-                os.dup2(output, 1)
-                os.dup2(output, 2)
-            sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-            logging.getLogger("lightning.pytorch").handlers = [logging.StreamHandler()]
-            os.chdir(folder or ".")
-            os.environ.clear()
-            os.environ |= environment
-            sys.argv = line[1:]
-            (copies := Path(sys.argv[1], "copy")).mkdir(exist_ok=True)
-            (copies / str(os.getpid())).touch()
-            if self.also_what_it_starts:
-                subprocess.Popen = Copied
-            atexit._clear()
-            warnings.resetwarnings()
-            runpy.run_path(sys.argv[0], run_name="__main__")
-            code = 0
-        except SystemExit as ended:
-            code = ended.code or 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            atexit._run_exitfuncs()
-            os._exit(code)
+    def begins(self):
+        (marks := Path(sys.argv[1], "copy")).mkdir(exist_ok=True)
+        (marks / str(os.getpid())).touch()
 
 
 class FirstCopied(Copied):
@@ -151,7 +115,7 @@ def forked(out, ranks, *words, program=SESSION, fails=False):
     for rank, file in enumerate(files):
         with file.open("wb") as output:
             own = {**environment(), **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            children.append(Copied(line, env=own, cwd=out, stdout=output))
+            children.append(Copied(line, env=own, cwd=out, stdout=output, stderr=subprocess.STDOUT))
     end = time.monotonic() + SECONDS
     for child in children:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m fl_lightning compare`` with a YAML file as people write it."""
 
-import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 import watched
-from copies import copy_of
+from copies import Copied
 from test_compare import assert_same_results
 
 from fl_lightning.__main__ import main
@@ -199,16 +199,18 @@ def test_killed_and_given_again_it_gives_the_table_of_an_uninterrupted_one(proje
     # Two runs wait, in a process each.
     waiting = ["FedAvgx3 0.1 1 2", "FedLFx3 0.1 1 1"]
     (project / "wait").write_text("\n".join(waiting))
-    process = copy_of(lambda: sys.exit(main([*options, "--jobs", "2"])), project / "errors")
+    command_line = [sys.executable, "-m", "fl_lightning", *options, "--jobs", "2"]
+    with (project / "errors").open("wb") as errors:
+        process = Copied(command_line, stdout=subprocess.DEVNULL, stderr=errors)
     try:
         deadline = time.monotonic() + 300
         while len(list(project.glob("waits at *"))) < 2:
-            assert os.waitpid(process, os.WNOHANG) == (0, 0), (project / "errors").read_text()
+            assert process.poll() is None, (project / "errors").read_text()
             assert time.monotonic() < deadline, watched.rounds(project)
             time.sleep(0.05)
     finally:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
     (project / "wait").unlink()
     finished, saved = (list((project / "comparison" / name).iterdir()) for name in ("runs", "checkpoints"))
     assert 2 * len(rates) <= len(finished) <= 6 * len(rates)
