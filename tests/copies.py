@@ -88,7 +88,8 @@ def _run_python(arguments: list[str], begins: Callable[[], None]) -> None:
         arguments.pop(0)
     kind = arguments.pop(0) if arguments[0] in ("-c", "-m") else None
     what, sys.argv = arguments[0], arguments
-    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    first = os.getcwd() if kind else str(Path(what).parent.absolute())
+    sys.path[:0] = first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     begins()
     if kind == "-c":
         exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
@@ -104,10 +105,10 @@ def _status(ended: SystemExit) -> int:
     return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
 
 
-def ran(module: str, *arguments: str) -> str:
-    """What a module prints, run as a program that must end well."""
-    command = [sys.executable, "-m", module, *arguments]
-    with Copied(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as program:
+def ran(*arguments: str, cwd: Path | None = None) -> str:
+    """What ``python ARGUMENTS`` prints, which must end well."""
+    command = [sys.executable, *arguments]
+    with Copied(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as program:
         said, _ = program.communicate()
     assert program.returncode == 0, said
     return said

@@ -19,7 +19,7 @@ from benchmarks._kernels.timing import FEWEST, FEWEST_BY_HAND, LONG, MOST, Sprea
 
 
 def test_every_op_is_measured_and_written_down(tmp_path):
-    ran("benchmarks.kernels", "--quick", "--threads", "1", "--out", str(tmp_path))
+    ran("-m", "benchmarks.kernels", "--quick", "--threads", "1", "--out", str(tmp_path))
     written = json.loads((tmp_path / "kernels-cpu-quick.json").read_text())
     assert {row["op"] for row in written["results"]} == set(OPS)
     assert {row["dtype"] for row in written["results"]} == {"float32", "bfloat16", "float64"}

@@ -15,7 +15,7 @@ from benchmarks._rounds.timing import Median
 
 
 def test_every_case_is_measured_and_written_down(tmp_path):
-    ran("benchmarks.rounds", "--shapes", "tiny", "--pairs", "3", "--no-peak", "--out", str(tmp_path))
+    ran("-m", "benchmarks.rounds", "--shapes", "tiny", "--pairs", "3", "--no-peak", "--out", str(tmp_path))
     written = json.loads((tmp_path / "rounds.json").read_text())
     assert [row["case"] for row in written["results"]] == [case.name for case in fits.CASES]
     assert {"date", "torch", "lightning", "seed", "threads", "memory"} <= set(written["environment"])

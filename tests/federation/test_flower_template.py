@@ -2,12 +2,12 @@
 """``python -m fl_lightning flower-app``, which needs no Flower."""
 
 import ast
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from copies import ran
 
 from fl_lightning.__main__ import main
 from fl_lightning.federation.flower_template import SOURCES
@@ -44,15 +44,11 @@ def test_its_files_are_linted_like_others(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.filterwarnings("default")  # as for whoever runs it
-def test_its_simulation_runs(tmp_path, capsys, monkeypatch):
+@pytest.mark.process
+def test_its_simulation_runs(tmp_path):
     main(["flower-app", str(tmp_path / "app")])
-    monkeypatch.chdir(tmp_path / "app")
-    monkeypatch.syspath_prepend(tmp_path / "app")
-    monkeypatch.setattr(sys, "argv", ["simulate.py", "--rounds", "2"])
-    monkeypatch.setattr(sys, "modules", {name: module for name, module in sys.modules.items() if name != "task"})
-    runpy.run_path("simulate.py", run_name="__main__")
-    assert capsys.readouterr().out.splitlines()[-1].startswith("digest of the weights: ")
+    said = ran("simulate.py", "--rounds", "2", cwd=tmp_path / "app")
+    assert said.splitlines()[-1].startswith("digest of the weights: ")
 
 
 @pytest.mark.parametrize(("arguments", "status"), [([], 2), (["a", "b"], 2), (["--force"], 2), (["--help"], 0)])
