@@ -40,7 +40,7 @@ class FederatedFit:
             options.attack.check(self._num_clients)
         self._server = Server(options, binding, clients.buffers, clients.runner.rows, self._num_clients, loaders.sizes)
         self._failures, self._failures.names = self._server.failures, loaders.names
-        self._server.cohorts.num_samples = sum(loaders.sizes)
+        self._server.cohorts.num_samples = int(loaders.sizes.sum())
         renewed = trainer.reload_dataloaders_every_n_epochs > 0  # type: ignore[attr-defined]
         self.description = self._server.description(
             data={} if renewed else loaders.fingerprint(),
@@ -92,7 +92,7 @@ class FederatedFit:
         if len(loaders) != self._num_clients:
             raise ValueError(f"reloaded data must have the same {self._num_clients} clients, found {len(loaders)}")
         self.clients.runner.batches.loaders = loaders
-        self._server.cohorts.num_samples = sum(loaders.sizes)
+        self._server.cohorts.num_samples = int(loaders.sizes.sum())
 
     @property
     def _columns(self) -> Columns:

@@ -20,6 +20,7 @@ reports = In("fl_lightning/fit/server.py", f"{SIMULATION}/test_telemetry.py -k o
 uploads = In("fl_lightning/fit/uploads.py", f"{POLICIES} -k 'not in_any_rule and not changes_nothing'")
 buffers = In("fl_lightning/fit/uploads.py", "tests/clients/test_buffers.py -k finite")
 fit = In("fl_lightning/fit/fit.py", f"{RESUME} -k 'bit_for_bit or (variations_resume and not anywhere)'")
+counted = In("fl_lightning/fit/fit.py", "tests/fit/test_scale.py -k peak")
 kept = In("fl_lightning/fit/fit.py", "tests/clients/test_client_optimizers.py -k keep_in_a_fit")
 settled = In("fl_lightning/lightning/loop_parts.py", "tests/lightning/test_results_patch.py")
 round_of = In("fl_lightning/fit/fit.py", "tests/clients/test_parallel_workers.py -k without_data")
@@ -112,6 +113,7 @@ MUTATIONS = [
         '«self.clients.runner.optimizers.load_state_dict(states["client_optimizers"])→pass»',
     ),
     fit("schedules begin anew after a resume", '«self.clients.schedules.load_state_dict(states["schedules"])→pass»'),
+    counted("clients' sizes are added one by one", "«int(loaders.sizes.sum())→sum(loaders.sizes)»"),
     round_of("clients without data are planned for", "t.«num_samples > 0 and t.→»client_id not in"),
     kept("optimizer states of clients never count", "«        runner.optimizers.commit(record.client_ids)\n→»"),
     settled(
