@@ -16,9 +16,11 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 import lightning.pytorch  # noqa: F401
 import pytest
@@ -97,18 +99,7 @@ class Scratch:
         report = self.folder / "build" / "pytest.txt"
         child = os.fork()
         if child == 0:
-            os.setsid()
-            with report.open("wb") as file:
-                os.dup2(file.fileno(), 1)
-                os.dup2(file.fileno(), 2)
-            os.chdir(self.folder)
-            os.environ.update(self._environment())
-            own = (str(ROOT), str(ROOT / "tests"))
-            sys.path[:] = [str(self.folder), *(path for path in sys.path if path not in own)]
-            options = ("-x", "-q", "-p", "no:cacheprovider")
-            code = pytest.main([*options, *shlex.split(tests)])
-            sys.stdout.flush()
-            os._exit(code)
+            self._run_here(tests, report)
         until = time.monotonic() + LIMIT
         ended, status = 0, 0
         while not ended and time.monotonic() < until:
@@ -119,6 +110,25 @@ class Scratch:
         if not ended:
             os.waitpid(child, 0)
         return os.waitstatus_to_exitcode(status) if ended else None, report.read_text(errors="replace")
+
+    def _run_here(self, tests: str, report: Path) -> NoReturn:
+        code = 1
+        try:
+            os.setsid()
+            with report.open("wb") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+            os.chdir(self.folder)
+            os.environ.update(self._environment())
+            own = (str(ROOT), str(ROOT / "tests"))
+            sys.path[:] = [str(self.folder), *(path for path in sys.path if path not in own)]
+            code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *shlex.split(tests)])
+        except BaseException:
+            traceback.print_exc()
+        finally:  # whatever happens: two processes must not plant faults in one folder
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
 
     def _build(self) -> None:
         """Brings csrc/cpu up to date: only what has changed is compiled."""

@@ -53,7 +53,7 @@ def test_a_second_trainer_starts_afresh(algorithm):
 def test_the_same_trainer_goes_on_with_more_rounds(algorithm):
     federated = strategy(algorithm=algorithm(), server_optimizer=lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.5))
     module = fresh(lr=0.05)
-    trainer = quiet_trainer(federated, 1, limit_train_batches=4)
+    trainer = quiet_trainer(federated, 2, limit_train_batches=4)
     trainer.fit(module, federated_blobs())
     trainer.validate(module, federated_blobs(), verbose=False)
     trainer.fit_loop.max_epochs = 3
