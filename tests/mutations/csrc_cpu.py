@@ -97,7 +97,9 @@ MUTATIONS = [
     descend("the fair row is not made as long", "«mean / length→1.0» : 0.0;"),
     descend("a short fair row is stretched", "length > «least * mean→0.0» ?"),
     descend(
-        "the matrix stays as asymmetric as it is", "«(0.5 * gram[i * k + j] + 0.5 * gram[j * k + i])→gram[i * k + j]»"
+        "the matrix stays as asymmetric as it is",
+        "«(0.5 * gram[i * k + j] + 0.5 * gram[j * k + i])→gram[i * k + j]»",
+        unseen="the search for the nearest point takes the symmetric part again",
     ),
     descend("the fair row's share is lost", "«with_fair_row && i < k→false»; ++i) coeff[i] +="),
     descend("overflow goes unseen", "«if (std::isnan(gap)) std::fill_n(scale, k, gap);→»"),
