@@ -197,7 +197,7 @@ MUTATIONS = [
     again("one warp's sums are waited for", "!«__syncthreads_or(bad)→__ballot_sync(kFullWarp, bad)»"),
     tiled_edge("a column of pairs beyond the last", "j >«=→» others"),
     brought("a byte beyond the last", "i <«→=» end; i += blockDim.x"),
-    trimmed("a column beyond the last", "if (column >«=→» columns ||"),
+    trimmed("a column beyond the last", "lane < lanes && first + lane <«→=» columns"),
     trimmed("rows that are missing count", "«r < m ? x[r].stored[w] : infinite<T>()→x[r].stored[w]»"),
     trimmed("NaN in a row of 16 bits is not seen", "Order<T>::«larger_or_nan→larger»("),
     # Shared memory beyond 48 KB.
