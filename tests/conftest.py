@@ -76,12 +76,10 @@ def interpreter():
 
 @pytest.fixture(autouse=True)
 def log_level():
-    """Programs of the benchmarks silence Lightning; the next test may wait for its messages."""
+    """Programs of the benchmarks silence Lightning, one in a fixture of its file; a test may wait for messages."""
     logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
+    logger.setLevel(logging.INFO)  # Lightning's own choice
     logger.propagate = True  # Lightning keeps messages to itself where it is imported before pytest listens
-    yield
-    logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

@@ -29,8 +29,7 @@ def copy(tmp_path_factory):
     for name in ("fl_lightning", "csrc", "tests/ops", "tests/simt"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     helpers = (
-        f"tests/{name}.py"
-        for name in ("cases", "conftest", "descent_cases", "implementations", "interpreters", "qp_cases")
+        f"tests/{name}.py" for name in ("cases", "conftest", "descent_cases", "implementations", "copies", "qp_cases")
     )
     for name in ("pyproject.toml", ".clang-format", *helpers):
         shutil.copy(ROOT / name, folder / name)
