@@ -2,6 +2,7 @@
 """Settings of Sphinx; build_site.py runs it."""
 
 import os
+import re
 
 import fl_lightning
 
@@ -46,15 +47,15 @@ python_maximum_signature_line_length = 88
 napoleon_use_ivar = True
 napoleon_numpy_docstring = False
 
-# Roles in docstrings must lead to something public of this package, or to a part of it that only contributors read.
+# Roles in docstrings must lead to something public of this package, or to one of these parts, which contributors read.
+contributors_parts = [
+    "core", "clients", "lightning", "ops.slices", "ops.solvers", "arguments.checked", "comparison.plan",
+    "report.tables", "federation.registered_clients", "fit.readable",
+    "algorithms._shared", "algorithms.features", "algorithms.groups", "algorithms.ditto",
+]  # fmt: skip
 nitpicky = True
-nitpick_ignore_regex = [
-    (r"py:.*", r"(?!fl_lightning\.).*"),
-    (r"py:.*", r"fl_lightning\.(core|clients|lightning|ops\.(slices|solvers))\b.*"),
-    (r"py:.*", r"fl_lightning\.(arguments\.checked|comparison\.(plan|selection)|report\.summary)\b.*"),
-    (r"py:.*", r"fl_lightning\.(federation\.registered_clients|fit\.readable)\b.*"),
-    (r"py:.*", r"fl_lightning\.algorithms\.(_shared|features|groups|ditto)\b.*"),
-]
+nitpick_ignore_regex = [(r"py:.*", r"(?!fl_lightning\.).*")]
+nitpick_ignore_regex += [(r"py:.*", rf"fl_lightning\.{re.escape(part)}\b.*") for part in contributors_parts]
 
 # The notebooks run while the site is built, in an empty folder and on one thread, and again when their cells change.
 nb_execution_mode = "cache"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 import zlib
+from importlib.util import find_spec
 from pathlib import Path
 
 import public_api
@@ -35,6 +36,11 @@ def public_names():
     starts = [re.match(r"([\w.]+)(?:: class of |\()", line) for line in public_api.recorded()]
     names = {found[1] for found in starts if found}
     return {name for name in names if name.rpartition(".")[0] not in names}  # a class's methods go with it
+
+
+def test_what_the_reference_leaves_to_contributors_is_there():
+    for part in runpy.run_path(str(ROOT / "docs" / "_site" / "conf.py"))["contributors_parts"]:
+        assert find_spec(f"fl_lightning.{part}") is not None, part
 
 
 def test_the_reference_has_every_public_name(site):
