@@ -68,7 +68,7 @@ def best_in_hindsight(responses):
 
 def test_regret_of_the_newton_step():
     """Weights equal a projected Newton step solved by other means; decisions come before the losses that judge them."""
-    clients, count = 20, 200
+    clients, count = 20, 800
     generator = np.random.default_rng(0)
     base = 0.1 + 2 * generator.random(clients)
     losses = base * np.exp(0.1 * generator.standard_normal((count, clients)))
@@ -90,7 +90,7 @@ def test_regret_of_the_newton_step():
             p = rule.report.weights.numpy()
         regret[setting] = spent - best_in_hindsight(responses)
     uniform = -np.log1p(responses.mean(1)).sum() - best_in_hindsight(responses)
-    assert 0 < regret["newton"] < 0.5 < 1.2 < regret["silo"] < uniform
+    assert 0 < regret["newton"] < 0.6 < 2.5 < regret["silo"] < uniform
 
 
 @pytest.mark.parametrize("setting", ["device", "silo", "newton"])

@@ -2,8 +2,8 @@
 """A client's training gives the same bits wherever its row lies: parameters and rows start at 64-byte boundaries."""
 
 from multiprocessing import Pipe
+from pathlib import Path
 
-import fresh_process
 import lightning as L
 import pytest
 import torch
@@ -19,6 +19,7 @@ from fl_lightning.clients.workers import process
 from fl_lightning.core.tensors import ALIGNMENT
 from fl_lightning.data.cohort_samplers import Selection
 
+HERE = Path(__file__).parent
 PLACES, CLIENT = 3, 2  # of clients 0 to 4, who come in the order of their ids
 COHORTS = [(*range(k), CLIENT, *range(CLIENT + 1, CLIENT + PLACES - k)) for k in range(PLACES)]
 PRECISIONS = ["32-true", "64-true", "bf16-mixed"]
@@ -115,9 +116,12 @@ def test_a_full_gradient_has_the_same_bits_at_every_place_and_alone():
 
 @pytest.mark.process
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="the variable is one of MKL")
-def test_also_where_products_round_by_alignment(tmp_path_factory):
+def test_also_where_products_round_by_alignment(interpreter):
     """MKL's products of matrices and vectors do so with its oldest instructions, whatever the processor."""
-    assert fresh_process.trouble(tmp_path_factory, "alignment") == ""
+    calls = "check_places('sequential', '32-true'); check_places('parallel', '32-true')"
+    program = f"from test_aligned_rows import check_places; {calls}"
+    result = interpreter(program, path=(HERE, *HERE.parents[:2]), MKL_ENABLE_INSTRUCTIONS="SSE4_2")
+    assert result.returncode == 0, result.stderr
 
 
 # ---- where things lie

@@ -117,8 +117,9 @@ SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in (Legacy, Torch, P
 
 @pytest.mark.parametrize("kind", [Numpy, InTransforms, *SLOW])
 def test_generators_of_datasets(kind):
-    executor = TWO if kind is Numpy else fl.executors.Parallel(3)
-    assert torch.equal(trained(kind(), None), trained(kind(), executor))
+    runs = [trained(kind(), executor) for executor in (None, TWO, fl.executors.Parallel(3))]
+    assert torch.equal(runs[0], runs[1])
+    assert torch.equal(runs[0], runs[2])
 
 
 def test_generators_behind_subsets_and_in_collate_functions():

@@ -54,38 +54,38 @@ def assert_same_results(one, other):
 
 
 def test_several_runs_at_a_time_give_the_table_of_one(tmp_path, diary, capfd):
-    options = {"bounds": "both", "learning_rates": (0.1,), "seeds": 1}
     threads, drawn = torch.get_num_threads(), torch.random.get_rng_state()
     torch.set_num_threads(2)
     try:
-        found = compared(tmp_path / "one", **options)
+        found = compared(tmp_path / "one", bounds="both", seeds=1)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(torch.random.get_rng_state(), drawn)
     assert set((diary / "threads").read_text().split()) == {"1"}
     assert [row.method for row in found.rows] == ["FedAvg", "FedLF", "local only", "pooled"]
-    compared(tmp_path / "two", jobs=2, **options)
+    assert set(found.learning_rates.values()) <= {0.02, 0.1}
+    compared(tmp_path / "two", bounds="both", seeds=1, jobs=2)
     assert_same_results(tmp_path / "one", tmp_path / "two")
     printed = capfd.readouterr()
     assert printed.out == ""
-    assert "4 methods x 1 learning rate x 1 seed = 4 runs, of which 0 are finished\n" in printed.err
-    assert "  local only    1 runs of 2 rounds, about " in printed.err
-    assert "[4/4] " in printed.err
+    assert "4 methods x 2 learning rates x 1 seed = 8 runs, of which 0 are finished\n" in printed.err
+    assert "  local only    2 runs of 2 rounds, about " in printed.err
+    assert "[8/8] " in printed.err
     assert "client         samples" not in printed.err  # tables of single runs are in their logs
     assert "client         samples" in next((tmp_path / "one" / "logs").glob("FedLF*/log.txt")).read_text()
 
 
 def test_each_division_of_the_data_runs_with_every_seed(tmp_path, diary, capfd):
-    methods = {"FedLF": METHODS["FedLF"]}
-    found = compared(tmp_path / "two", methods, learning_rates=(0.1,), divisions=2, bounds="both", jobs=2)
-    assert "3 methods x 1 learning rate x 4 repetitions = 12 runs" in capfd.readouterr().err
+    options = {"learning_rates": (0.1,), "seeds": 2, "divisions": 2, "bounds": "both"}
+    found = compared(tmp_path / "two", **options)
+    assert "4 methods x 1 learning rate x 4 repetitions = 16 runs" in capfd.readouterr().err
     runs = list(csv.DictReader(io.StringIO((tmp_path / "two" / "runs.csv").read_text())))
-    assert len({(row["method"], row["division"], row["seed"]) for row in runs}) == 12
+    assert len({(row["method"], row["division"], row["seed"]) for row in runs}) == 16
     # Division 1 is what the data say with a seed that is larger by 1.
     other = fl.FederatedDataModule(Blobs(train=60), fl.data.Dirichlet(3, 1.0), seed=1)
     alone = fl.compare(
-        Watched, other, methods, folder=tmp_path / "one", trainer=TRAINER, learning_rates=(0.1,), seeds=1, bounds="both"
+        Watched, other, METHODS, folder=tmp_path / "one", trainer=TRAINER, learning_rates=(0.1,), seeds=1, bounds="both"
     )
     for run, record in alone.results.items():
         same = found.results[replace(run, division=1)]
@@ -95,6 +95,8 @@ def test_each_division_of_the_data_runs_with_every_seed(tmp_path, diary, capfd):
     assert "standard deviation over 2 divisions of the data with 2 seeds each." in words
     assert "(Student's t over the divisions)" in words
     assert "| by division |" in words
+    compared(tmp_path / "again", jobs=2, **options)
+    assert_same_results(tmp_path / "two", tmp_path / "again")
 
 
 def test_divisions_by_no_seed_are_refused(tmp_path, diary):
@@ -105,16 +107,16 @@ def test_divisions_by_no_seed_are_refused(tmp_path, diary):
 
 
 def test_fewer_seeds_pick_than_are_reported_also_after_an_interruption(tmp_path, diary, monkeypatch, capfd):
-    options = {"methods": {"FedLF": METHODS["FedLF"]}, "seeds": 3, "tuning_seeds": 1, "bounds": "pooled"}
+    options = {"seeds": 3, "tuning_seeds": 1, "bounds": "pooled"}
     whole = compared(tmp_path / "whole", **options)
     assert whole.plan.picking == ((0, 0),)
     expected = {Run(method, rate, 0) for method in whole.plan.methods for rate in (0.02, 0.1)}
     expected |= {Run(method, rate, seed) for method, rate in whole.learning_rates.items() for seed in (1, 2)}
     assert set(whole.results) == expected
-    assert [row.repetitions for row in whole.rows] == [3, 3]
+    assert [row.repetitions for row in whole.rows] == [3, 3, 3]
     said = capfd.readouterr().err
-    assert "2 methods x (2 learning rates x 1 seed, 2 seeds more with the picked one) = 8 runs, of which 0 are" in said
-    assert all(f"[{number}/8] " in said for number in range(1, 9))
+    assert "3 methods x (2 learning rates x 1 seed, 2 seeds more with the picked one) = 12 runs, of which 0 are" in said
+    assert all(f"[{number}/12] " in said for number in range(1, 13))
     assert "with seed 0 alone; all else has run with it and with no other." in " ".join(str(whole).split())
 
     kept, end = [], Runner.carry_out
@@ -134,11 +136,11 @@ def test_fewer_seeds_pick_than_are_reported_also_after_an_interruption(tmp_path,
     monkeypatch.setenv(watched.DIARY, str(diary))
     capfd.readouterr()
     resumed = compared(tmp_path / "parts", **options, jobs=2)
-    assert "8 runs, of which 6 are finished" in capfd.readouterr().err
+    assert "12 runs, of which 6 are finished" in capfd.readouterr().err
     assert_same_results(tmp_path / "parts", tmp_path / "whole")
     assert set(resumed.results) == expected
     more = compared(tmp_path / "parts", **{**options, "tuning_seeds": None})
-    assert len(more.results) == 12
+    assert len(more.results) == 18
 
 
 def test_finished_runs_are_kept_and_new_ones_added(tmp_path, diary):
@@ -157,15 +159,14 @@ def test_finished_runs_are_kept_and_new_ones_added(tmp_path, diary):
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_run_that_fails_is_named_at_the_end_and_tried_again(tmp_path, diary, jobs):
     (diary / "fail").write_text("FedLF 0.1 1\n")
-    methods = {"FedLF": METHODS["FedLF"]}
-    found = compared(tmp_path, methods, jobs=jobs)
+    found = compared(tmp_path, jobs=jobs)
     assert [str(run) for run in found.failures] == ["FedLF, lr 0.1, seed 1"]
-    assert len(found.results) == 3
-    assert "1 of 4 runs failed:\n  FedLF, lr 0.1, seed 1: RuntimeError: no luck" in str(found)
+    assert len(found.results) == 7
+    assert "1 of 8 runs failed:\n  FedLF, lr 0.1, seed 1: RuntimeError: no luck" in str(found)
     assert "Traceback" in (tmp_path / "logs" / "FedLF--lr-0.1--seed-1" / "log.txt").read_text()
     assert found.learning_rates["FedLF"] == 0.02
     (diary / "fail").unlink()
-    assert len(compared(tmp_path, methods, jobs=jobs).results) == 4
+    assert len(compared(tmp_path, jobs=jobs).results) == 8
 
 
 def test_a_folder_of_another_configuration_is_refused_by_name(tmp_path, diary):

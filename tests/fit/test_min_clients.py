@@ -155,8 +155,7 @@ def test_a_resumed_fit_is_the_same_bit_for_bit(tmp_path, rule):
     skipped = [record.round for record in watch.records if record.skipped]
     assert 0 < skipped[0] < skipped[-1] < 5, "a skipped round before and after the checkpoints"
     for index in {skipped[0], skipped[0] + 1, skipped[-1]} & set(places):
-        logged = places[index].logged
-        for name, first_row in list(logged.items())[: len(logged) if index == skipped[0] else 1]:
+        for name, first_row in places[index].logged.items():
             resumed = project.fit(tmp_path / "resumed", ckpt_path=tmp_path / str(index) / f"{name}.ckpt")
             assert_equal(resumed, whole, first_row, f"{name} in round {index}")
             assert resumed.trainer.callback_metrics["fed/skipped_rounds"] == len(skipped)

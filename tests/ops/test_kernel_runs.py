@@ -2,14 +2,12 @@
 """Compiled kernels: the same bits again and with other threads, sizes beyond 32 bits, instruction sets, the switch."""
 
 import json
-import re
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
 import torch
-from implementations import EXTENSION, compiled, every, gaussian, offsets_of, random_bits, results_of, samples
+from implementations import EXTENSION, MISSING, compiled, every, gaussian, offsets_of, random_bits, results_of, samples
 
 from fl_lightning import ops
 from fl_lightning.ops import _library
@@ -104,48 +102,40 @@ def test_more_elements_than_32_bits_count(call):
     assert int(words[-1]) == 2 ** (len(row) % 32) - 1
 
 
-# Runs programs in copies of one process, which has imported what takes long: the copies import the ops, each with an
-# environment variable of its own.
-COPIES = """
-import os, sys
-import lightning.pytorch, pytest, torchmetrics
-for name, value, program in zip(*[iter(sys.argv[1:])] * 3):
-    copy = os.fork()
-    if copy == 0:
-        os.environ[name] = value
-        exec(program)
-        sys.exit()
-    assert os.waitpid(copy, 0)[1] == 0, f"{name}={value}"
-"""
-TESTS = """
-from fl_lightning.ops import _library
-print("runs", _library.EXTENSION.module.instruction_set(), flush=True)
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not slow", *{arguments!r}]))
-"""
-REFERENCE = """
-import json, torch
-from fl_lightning import ops
-rows = torch.arange(12.0).view(3, 4)
-used = {b.implementation for b in ops.backend().values()} | {b.reason for b in ops.backend().values()}
-print(json.dumps([sorted(used), ops.layer_gram(rows, torch.tensor([0, 1, 4])).tolist()]))
-"""
+@pytest.mark.process
+@MISSING
+@pytest.mark.skipif("FL_LIGHTNING_ISA" in os.environ, reason="this run is for one instruction set")
+@pytest.mark.parametrize("instructions", ["avx2", "base"])
+def test_lesser_instruction_sets_pass_too(interpreter, instructions):
+    if instructions == EXTENSION.instruction_set():
+        pytest.skip("every test of the kernels runs in this instruction set anyway")
+    files = sorted(str(path) for path in Path(__file__).parent.glob("test_*kernel*.py"))
+    left_out = "million", "relabelled", "of_ten", "many_rows", "fuzz", "same_bits_again", "one_sign"
+    chosen = " and not ".join(("compiled", *left_out))
+    code = (
+        "import sys, pytest\n"
+        "from fl_lightning.ops import _library\n"
+        "print('runs', _library.EXTENSION.module.instruction_set())\n"
+        f"sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-m', 'not slow', '-k', '{chosen}', *{files}]))"
+    )
+    result = interpreter(code, cwd=ROOT, FL_LIGHTNING_ISA=instructions)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert " passed" in result.stdout
+    assert (
+        f"runs {'avx2' if instructions == 'avx2' else ''}" in result.stdout or EXTENSION.instruction_set() != "avx512"
+    )
 
 
 @pytest.mark.process
-def test_lesser_instruction_sets_pass_too_and_the_switch_leads_to_the_reference():
+def test_the_switch_leads_to_the_reference(interpreter):
     """The same numbers from pure torch, in an installation with kernels or without."""
-    best = "" if EXTENSION is None else EXTENSION.instruction_set()  # in which every test runs anyway
-    lesser = {"avx512": ["avx2", "base"], "avx2": ["base"]}.get(best, [])
-    files = sorted(str(path) for path in Path(__file__).parent.glob("test_*kernel*.py"))
-    left_out = "million", "relabelled", "of_ten", "many_rows", "fuzz", "same_bits_again", "one_sign", "[64-"
-    tests = TESTS.format(arguments=["-k", " and not ".join(("compiled", *left_out)), *files])
-    runs = [("FL_LIGHTNING_ISA", name, tests) for name in lesser] + [("FL_LIGHTNING_DISABLE_EXT", "1", REFERENCE)]
-    command = [sys.executable, "-c", COPIES, *(word for run in runs for word in run)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    ran = re.findall(r"^runs (\w+)", result.stdout, re.MULTILINE)
-    assert len(ran) == len({best, *ran} - {best}) == len(lesser) == result.stdout.count(" passed")
-    assert ("avx2" in ran) == ("avx2" in lesser)
+    code = (
+        "import json, torch; from fl_lightning import ops; rows = torch.arange(12.0).view(3, 4)\n"
+        "used = {b.implementation for b in ops.backend().values()} | {b.reason for b in ops.backend().values()}\n"
+        "print(json.dumps([sorted(used), ops.layer_gram(rows, torch.tensor([0, 1, 4])).tolist()]))"
+    )
+    result = interpreter(code, FL_LIGHTNING_DISABLE_EXT="1")
+    assert result.returncode == 0, result.stderr
     used, gram = json.loads(result.stdout.splitlines()[-1])
     assert used == ["switched off by FL_LIGHTNING_DISABLE_EXT=1", "torch"]
     assert gram == ops.layer_gram(torch.arange(12.0).view(3, 4), torch.tensor([0, 1, 4])).tolist()

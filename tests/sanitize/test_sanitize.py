@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random calls of the CPU kernels under AddressSanitizer and UndefinedBehaviorSanitizer; `make sanitize` makes more,
-and says where undefined behaviour was.
-"""
+"""Random calls of the CPU kernels under AddressSanitizer and UndefinedBehaviorSanitizer; `make sanitize` makes more."""
 
 import re
-import signal
 import subprocess
 
 import pytest
 import sanitizers
 
-UNDEFINED = f"exit status {-signal.SIGILL}|exit status {-signal.SIGTRAP}"  # the trap of x86, and of others
 CALLS = 400  # in each instruction set
 
 
@@ -50,14 +46,14 @@ def test_random_calls_agree_with_plain_loops(program, instructions):
         (3, "use-after-poison|margin["),  # a write before the output
         (4, "out["),  # scratch memory that is read before it was written
         (5, "heap-use-after-free"),  # scratch memory from before it moved
-        (6, UNDEFINED),  # an integer that overflows
+        (6, "signed integer overflow"),
         (7, "byte["),  # bits that differ from call to call
         (8, "byte["),  # an output that was not written
     ],
 )
 def test_mistakes_are_found(program, kind, found):
     result = subprocess.run([str(program), "fault", str(kind)], capture_output=True, text=True, check=False)
-    report = f"{result.stdout}{result.stderr}exit status {result.returncode}"
+    report = result.stdout + result.stderr
     assert result.returncode != 0, report
     assert any(sign in report for sign in found.split("|")), report
 
