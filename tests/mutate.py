@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plants the faults of tests/mutations one at a time in a copy of the tree, and tells which test notices each.
+"""Plants the faults of tests/mutations in the kernels, one at a time in a copy of the tree: which test notices each?
 
 ``python tests/mutate.py`` goes on where the last run stopped: faults that the table says are noticed are left out.
 CONTRIBUTING.md, "Mutations", says more.
@@ -11,14 +11,12 @@ import argparse
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
 import traceback
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -32,7 +30,6 @@ from simt import simt_build
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "tests" / "mutations" / "table.md"
 ALL = [mutation for listed in LISTS.values() for mutation in listed]
-KERNELS = list((ROOT / "fl_lightning").glob("*.so"))
 LIMIT = 300  # seconds; a fault that makes tests hang counts as noticed
 KILLED, SURVIVED, UNSEEN = "noticed by ", "**survives**", "cannot be noticed: "
 # What setup.py does where no CUDA is found.
@@ -53,10 +50,9 @@ class Scratch:
 
     Args:
         folder: where it lies; objects of an earlier run are used again.
-        compiles: the kernels for the processor are compiled; otherwise they are copied with the tree.
     """
 
-    def __init__(self, folder: Path, compiles: bool) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._simt, self._objects = folder / "build" / "simt", dict[str, Path]()
         self._passed: set[str] = set()
@@ -72,11 +68,7 @@ class Scratch:
             if source.is_file() and not (target.is_file() and target.read_bytes() == source.read_bytes()):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(source.read_bytes())  # with a date of now: what was built from it is out of date
-        if compiles:
-            self._build()
-        else:
-            for kernels in [*KERNELS, ROOT / "fl_lightning" / "_built.txt"]:
-                shutil.copyfile(kernels, folder / "fl_lightning" / kernels.name)
+        self._build()
         loaded = self._python("-c", "from fl_lightning.ops import _library; print(_library.EXTENSION.module.__file__)")
         if not loaded.stdout.startswith(str(folder)):
             raise FailedError(f"tests would not load the kernels of {folder}: {loaded.stdout}{loaded.stderr}")
@@ -161,7 +153,7 @@ class Scratch:
             self._simt.mkdir(parents=True, exist_ok=True)
             sources = simt_build.sources(self.folder / "csrc" / "cuda")
             self._objects = simt_build.compile_all(sources, self._simt, os.cpu_count() or 1)
-        compiled = mutation.file.startswith("csrc/") and not mutation.rebuilt
+        compiled = not mutation.rebuilt
         if self._stale and not (compiled and mutation.tests in self._passed):
             self._build()
         if mutation.tests not in self._passed:
@@ -240,15 +232,8 @@ def main() -> int:
     wanted = [m for name, listed in LISTS.items() for m in listed if options.only in f"{name} {m.name}"]
     if not options.rerun:
         wanted = [m for m in wanted if not results.get(m.name, "").startswith((KILLED, UNSEEN))]
-    for name in sorted({m.needs for m in wanted if m.needs}):
-        try:
-            import_module(name)
-        except ImportError:  # noqa: PERF203 - once per module
-            print(f"left out: what needs {name}, which {sys.executable} has not", file=sys.stderr)
-            wanted = [m for m in wanted if m.needs != name]
-    compiles = not KERNELS or any(m.file.startswith("csrc/") for m in wanted)
     try:
-        scratch = Scratch(options.scratch.resolve(), compiles) if wanted else None
+        scratch = Scratch(options.scratch.resolve()) if wanted else None
         for mutation in wanted:
             assert scratch is not None
             results[mutation.name] = scratch.judge(mutation)

@@ -60,14 +60,12 @@ class Mutation(Change):
         tests: what pytest runs to notice it.
         rebuilt: of csrc/cuda, the source that is compiled anew.
         unseen: why no test can notice it, if so.
-        needs: a module without which the tests cannot run.
     """
 
     meaning: str
     tests: str
     rebuilt: str = ""
     unseen: str = ""
-    needs: str = ""
 
     @property
     def name(self) -> str:
@@ -82,8 +80,7 @@ class In:
     file: str
     tests: str
     rebuilt: str = ""
-    needs: str = ""
 
     def __call__(self, meaning: str, change: str, occurrence: int = 0, unseen: str = "") -> Mutation:
         """One of them."""
-        return Mutation(self.file, change, meaning, self.tests, self.rebuilt, unseen, self.needs, occurrence=occurrence)
+        return Mutation(self.file, change, meaning, self.tests, self.rebuilt, unseen, occurrence=occurrence)

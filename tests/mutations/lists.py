@@ -1,52 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All faults, by list."""
+"""All faults of the kernels, by list."""
 
-from mutations import (
-    columns,
-    csrc_cpu,
-    csrc_cuda,
-    declarations,
-    defences,
-    division,
-    executors,
-    federation,
-    flower,
-    flower_messages,
-    messages,
-    methods,
-    newer_methods,
-    nvflare,
-    plain_values,
-    plans,
-    ranks,
-    rounds,
-    server_runs,
-    storage,
-    travel,
-    visits,
-)
+from mutations import csrc_cpu, csrc_cuda
 
-LISTS = {
-    "methods": methods.MUTATIONS,
-    "newer methods": newer_methods.MUTATIONS,
-    "defences": defences.MUTATIONS,
-    "declarations": declarations.MUTATIONS,
-    "storage": storage.MUTATIONS,
-    "columns": columns.MUTATIONS,
-    "federation": federation.MUTATIONS,
-    "flower": flower.MUTATIONS,
-    "flower messages": flower_messages.MUTATIONS,
-    "messages": messages.MUTATIONS,
-    "server runs": server_runs.MUTATIONS,
-    "division": division.MUTATIONS,
-    "ranks": ranks.MUTATIONS,
-    "travel": travel.MUTATIONS,
-    "plain values": plain_values.MUTATIONS,
-    "visits": visits.MUTATIONS,
-    "nvflare": nvflare.MUTATIONS,
-    "rounds": rounds.MUTATIONS,
-    "executors": executors.MUTATIONS,
-    "plans": plans.MUTATIONS,
-    "csrc/cpu": csrc_cpu.MUTATIONS,
-    "csrc/cuda": csrc_cuda.MUTATIONS,
-}
+LISTS = {"csrc/cpu": csrc_cpu.MUTATIONS, "csrc/cuda": csrc_cuda.MUTATIONS}
