@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a federated round costs beside a hand-written PyTorch loop that does the same work.
 
-    python -m benchmarks.rounds [--shapes W1 W2] [--pairs 41] [--cases 0 1 2] [--planned] [--keep-memory] [--out DIR]
+    python -m benchmarks.rounds [--shapes W1 W2] [--pairs 41] [--cases 0 1 2] [--keep-memory] [--out DIR]
 
 One round of ours, one of the hand-written loop and one of the same loop with ``torch._foreach_add_`` in place of
 ``torch.optim.SGD`` are timed in turn, in the same process, on one thread; a pair gives one ratio, in processor time.
@@ -38,7 +38,6 @@ def main() -> None:
         "--cases", nargs="+", type=int, choices=range(len(CASES)), default=list(range(len(CASES))), metavar="CASE",
         help="; ".join(f"{number}: {case.name}" for number, case in enumerate(CASES)),
     )  # fmt: skip
-    parser.add_argument("--planned", action="store_true", help="ours with planned steps")
     parser.add_argument("--keep-memory", action="store_true", help="let glibc keep what is freed, for both sides")
     parser.add_argument("--no-peak", action="store_true", help="leave out the peak memory of either side")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"), help="folder for the results")
@@ -63,7 +62,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         for shape in shapes:
             for case in (CASES[number] for number in arguments.cases):
-                results.append(measure(shape, case, arguments.pairs, WARM_UP, Path(folder), arguments.planned))
+                results.append(measure(shape, case, arguments.pairs, WARM_UP, Path(folder)))
                 lines.append(report.line(results[-1]))
                 print(lines[-1], flush=True)
     peaks = {}

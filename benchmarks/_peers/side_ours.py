@@ -8,7 +8,6 @@ import logging
 import os
 import warnings
 from math import ceil
-from typing import Any
 
 import lightning as L
 import torch
@@ -116,14 +115,12 @@ def strategy(method: str, per_round: int, workers: int) -> fl.FederatedStrategy:
     """
     rule, losses = METHODS[method](), LOSS_BATCH if method == "fedlf" else None
     known = inspect.signature(fl.FederatedStrategy).parameters
-    # Plans are made in the rounds that do not count.
-    options: dict[str, Any] = {"planned_steps": True} if "planned_steps" in known else {}
     if workers == 1:
-        return fl.FederatedStrategy(rule, clients_per_round=per_round, loss_batch_size=losses, **options)
+        return fl.FederatedStrategy(rule, clients_per_round=per_round, loss_batch_size=losses)
     if "executor" not in known:
         raise RuntimeError("this version of fl_lightning trains one client at a time only")
     executor = fl.executors.Parallel(workers)
-    return fl.FederatedStrategy(rule, clients_per_round=per_round, executor=executor, **options)
+    return fl.FederatedStrategy(rule, clients_per_round=per_round, executor=executor)
 
 
 def main() -> None:

@@ -94,10 +94,8 @@ LOSS_BATCH = 1024
 class Timed(fl.FederatedStrategy):
     """Notes how long the server side of each round takes, and the loss pass beside a bare forward pass."""
 
-    def __init__(self, algorithm: fl.algorithms.ServerRule, shape: Shape, x: Tensor, y: Tensor, planned: bool) -> None:
-        super().__init__(
-            algorithm, clients_per_round=shape.per_round, seed=SEED, loss_batch_size=LOSS_BATCH, planned_steps=planned
-        )
+    def __init__(self, algorithm: fl.algorithms.ServerRule, shape: Shape, x: Tensor, y: Tensor) -> None:
+        super().__init__(algorithm, clients_per_round=shape.per_round, seed=SEED, loss_batch_size=LOSS_BATCH)
         self._shape, self._x, self._y = shape, x, y
         self.closing: list[float] = []
         close, fits = self._fits.close_round, self._fits
@@ -145,8 +143,8 @@ class LossPass(L.Callback):
         self.ratio = trainer.strategy.loss_pass(self._repeats)
 
 
-def measure(shape: Shape, case: Case, pairs: int, warm_up: int, folder: Path, planned: bool = False) -> Result:
-    """Runs a case, with planned steps or without.
+def measure(shape: Shape, case: Case, pairs: int, warm_up: int, folder: Path) -> Result:
+    """Runs a case.
 
     Raises:
         RuntimeError: one side did not take the local steps that the shape has.
@@ -155,7 +153,7 @@ def measure(shape: Shape, case: Case, pairs: int, warm_up: int, folder: Path, pl
     x, y = shape.data()
     hand_written = HandWritten(shape, x, y, case.clip)
     turns = Turns([hand_written, HandWritten(shape, x, y, case.clip, foreach=True)], warm_up)
-    strategy = Timed(case.algorithm(), shape, x, y, planned)
+    strategy = Timed(case.algorithm(), shape, x, y)
     losses = LossPass(max(pairs, 3)) if strategy.algorithm.needs.losses else None
     rounds = pairs + warm_up
     trainer = L.Trainer(

@@ -28,7 +28,6 @@ class LocalOptions:
     client_optimizer_state: Literal["reset", "keep"]
     loss_batch_size: int | None
     attack: Attack | None
-    planned_steps: bool
 
     @property
     def keeps_optimizer(self) -> bool:

@@ -19,9 +19,8 @@ from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.client_batches import ClientBatches, LocalOptions
 from fl_lightning.clients.client_optimizers import ClientOptimizers
-from fl_lightning.clients.local_training import EagerGradients, FastSGD, LocalTrainer
+from fl_lightning.clients.local_training import FastSGD, LocalTrainer, LossGradients
 from fl_lightning.clients.module_visits import ModuleVisits
-from fl_lightning.clients.planned.planned_gradients import PlannedGradients
 from fl_lightning.clients.schedules import Schedules
 from fl_lightning.clients.step_calls import ClientHooks, ClientLosses, ModuleCalls
 from fl_lightning.clients.update_rows import UpdateRows, Upload
@@ -62,13 +61,9 @@ class ClientRunner:
         self.visits = ModuleVisits(self.module)  # of what the module has beside parameters and buffers
         self.batches = batches
         self._calls = ModuleCalls(trainer)
-        self.plans: PlannedGradients | None = None
-        eager = None
-        if self.full_path is None:
-            eager = EagerGradients(self._calls, self.hooks, FastSGD(trainer.optimizers[0]))
-            if options.planned_steps and binding.theta.device.type == "cpu":
-                self.plans = PlannedGradients(eager, binding.parameters)
-        self.local = LocalTrainer(loop, self._calls, batches, rule, self.hooks, self.plans or eager)
+        lean = self.full_path is None
+        gradients = LossGradients(self._calls, self.hooks, FastSGD(trainer.optimizers[0])) if lean else None
+        self.local = LocalTrainer(loop, self._calls, batches, rule, self.hooks, gradients)
         self._losses = ClientLosses(self._calls, batches, options.loss_batch_size)
         self.generators: list[Any] = []  # random generators that the training data keep for themselves
 
@@ -82,30 +77,13 @@ class ClientRunner:
         """``[n]`` the global parameters."""
         return self._binding.theta
 
-    @property
-    def step_kind(self) -> str:
-        """How gradients of local steps are computed, and why, in words."""
-        device = self.global_params.device.type
-        if not self._options.planned_steps:
-            return "eager"
-        if self._needs.full_gradients:
-            return "none, because clients send full gradients"
-        if device != "cpu":
-            return f"eager, because plans are for the CPU, and this fit runs on {device}"
-        if self.full_path is not None:
-            return f"eager, because {self.full_path}"
-        return "planned where they can be"
-
-    def _planned_steps(self) -> int:
-        return 0 if self.plans is None else self.plans.planned
-
     # ---- one client
 
     def train(self, task: ClientTask) -> Upload:
         """Trains one client, whose update is then in its row; :meth:`restore` has to follow, also after an error."""
         client = task.client_id
         assert client is not None
-        needs, optimizers, theta, before = self._needs, self.optimizers, self.global_params, self._planned_steps()
+        needs, optimizers, theta = self._needs, self.optimizers, self.global_params
         measured = self.measure(client, task.round, needs) if needs.losses or needs.accuracies else {}
         with self._isolated(theta.device, "client", task.round, client):
             self.rows.open(task.index)
@@ -141,7 +119,7 @@ class ClientRunner:
         return Upload(
             task.index, client, task.num_samples, loss, measured.get("loss") if needs.losses else None,
             report, self._buffers.report(task.num_samples, self.batches.seen), work.client_lr, pace,
-            self._planned_steps() - before, 0 if needs.full_gradients else self.local.skipped, left,
+            0 if needs.full_gradients else self.local.skipped, left,
         )  # fmt: skip
 
     def _batches_of(self, client: int) -> Iterator[tuple[Any, int]]:
@@ -211,14 +189,7 @@ class ClientRunner:
         return task.num_samples if self._needs.full_gradients else self.batches.planned_steps(task.client_id or 0)
 
     def check_round(self) -> None:
-        """All clients of a round that train here were trained; compares steps from plans with PyTorch's once more."""
-        if self.plans is not None and self.plans.used:
-            self.rows.bind()
-            self.visits.begin()
-            try:
-                self.plans.check()
-            finally:
-                self.restore()
+        """All clients of a round that train here were trained; a ValueError says what they must not have changed."""
         self._binding.check_frozen()
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from functools import partial
 from typing import Any
 
@@ -51,8 +50,6 @@ class LocalTrainer:
         self.log.install(None if self.gradients is None else "training_step")
         if hooks.features is not None:
             hooks.features.install()
-        if self.gradients is not None:
-            self.gradients.begin_visit()
         losses: list[Tensor] = []
         sizes: list[int] = []
         done, clock, opens, self.skipped = 0, self._clock, True, 0
@@ -160,36 +157,17 @@ def _weighted_mean(losses: list[Tensor], sizes: list[int]) -> Tensor:
     return (wide * torch.tensor(sizes, dtype=wide.dtype, device=wide.device)).sum() / sum(sizes)
 
 
-class LossGradients(ABC):
-    """Computes a batch's loss and leaves its gradients in the parameters, for an optimizer."""
-
-    optimizer: FastSGD
-
-    @abstractmethod
-    def __call__(self, batch: Any, index: int) -> Tensor | None:
-        """The detached loss with the client rule's term; ``None`` if the module skips the batch."""
-
-    def begin_visit(self) -> None:
-        """A client is about to train."""
-
-
-class EagerGradients(LossGradients):
-    """Computes them as a loop written by hand does: ``training_step``, ``zero_grad``, ``backward``."""
+class LossGradients:
+    """Computes a batch's loss and its gradients as a loop written by hand does, for an optimizer."""
 
     def __init__(self, calls: ModuleCalls, hooks: ClientHooks, optimizer: FastSGD) -> None:
-        self.calls, self.hooks, self.optimizer = calls, hooks, optimizer
+        self._calls, self._hooks, self.optimizer = calls, hooks, optimizer
 
     def __call__(self, batch: Any, index: int) -> Tensor | None:
-        """See :class:`LossGradients`."""
-        return self.differentiate(self.loss(batch, index))
-
-    def loss(self, batch: Any, index: int) -> Tensor | None:
-        """The module's loss of a batch with the client rule's term."""
-        loss = self.calls.training_loss(batch, index)
-        return loss if loss is None else self.hooks.add_loss_term(loss, batch)
-
-    def differentiate(self, loss: Tensor | None) -> Tensor | None:
-        """Leaves the gradients of a loss in the parameters; ``None`` leaves no gradients there."""
+        """The detached loss with the client rule's term; ``None``, and no gradients, if the module skips the batch."""
+        loss = self._calls.training_loss(batch, index)
+        if loss is not None:
+            loss = self._hooks.add_loss_term(loss, batch)
         self.optimizer.zero_grad()
         if loss is None:
             return None
@@ -213,11 +191,6 @@ class FastSGD:
         """Stands in for another optimizer from now on."""
         self.wrapped = optimizer
         self._eligible = type(optimizer) is SGD
-
-    @property
-    def lets_go(self) -> bool:
-        """Whether no step keeps a gradient beyond itself, so that the next one may be in the same memory."""
-        return type(self.wrapped).__module__.startswith("torch.optim.") and _unobserved(self.wrapped)
 
     def zero_grad(self) -> None:
         """Forgets all gradients."""

@@ -69,8 +69,6 @@ class ClientHooks:
         self._changes_loss = overrides(rule, "loss_term", "shape_loss")
         self._begins = overrides(rule, "begin_batch")
         self._corrects = overrides(rule, "correct_gradients")
-        # The rule sees gradients, and may keep them beyond a step for all that is known.
-        self.keeps_gradients = self._corrects and not type(rule).__module__.startswith("fl_lightning.")
         self.features = FeatureRecorder(module) if rule.needs.features else None  # installed while clients train
         self.work: LocalWork | None = None  # the client in training
         self.index = 0  # of the batch in its pass; Lightning hides it from a training_step that does not ask

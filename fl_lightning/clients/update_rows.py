@@ -32,7 +32,6 @@ class Upload:
     buffers: BufferReport
     client_lr: float | None = None  # mean of its steps, if its optimizer defines one
     pace: Pace = field(default_factory=Pace)  # what its visit counted
-    planned: int = 0  # steps whose gradients came from plans
     skipped: int = 0  # batches without a loss, with automatic optimization
     left: Left = field(default_factory=Left)  # in the module beside parameters and buffers
 
@@ -90,10 +89,6 @@ class UpdateRows:
         """Binds the module to a copy of the global parameters; the client of row ``index`` may train."""
         self._received.discard(index)
         torch._foreach_copy_(self._training, self._binding.global_views)
-        self.bind()
-
-    def bind(self) -> None:
-        """Binds the module to the memory in which clients train, with what the last one has left there."""
         self._binding.bind(self._training)
 
     def settle(self) -> None:

@@ -16,7 +16,7 @@ from fl_lightning.metrics.functional import Mode, fairness_summary, guessed_mode
 @checked(
     round=Bounds(0), train_loss=Bounds(finite=False), step_norm=Bounds(0, finite=False), conflicts=Bounds(0),
     layer_conflicts=Bounds(0), scalars=Bounds(finite=False), seconds=Bounds(0), skipped_rounds=Bounds(0),
-    local_steps=Bounds(0), training_seconds=Bounds(0), planned_steps=Bounds(0),
+    local_steps=Bounds(0), training_seconds=Bounds(0),
 )  # fmt: skip
 @dataclass(frozen=True)
 class RoundRecord:
@@ -42,7 +42,6 @@ class RoundRecord:
         skipped_rounds: how many rounds of the fit have changed nothing so far, this one included.
         client_names: what people call the clients of ``client_ids``.
         training_seconds: how many of the ``seconds`` passed before the last client had trained.
-        planned_steps: optimizer steps of this round whose gradients came from plans.
     """
 
     round: int
@@ -63,7 +62,6 @@ class RoundRecord:
     client_names: tuple[str, ...] = ()
     local_steps: int = 0
     training_seconds: float = 0.0
-    planned_steps: int = 0
 
 
 @checked(round=Bounds(0))

@@ -113,7 +113,6 @@ class FederatedClient:
             attack=None,
             seed=seed,
             loss_batch_size=loss_batch_size,
-            planned_steps=False,
         )
         obstacle = rule_obstacle(self._options.client_rule)
         if obstacle is not None:

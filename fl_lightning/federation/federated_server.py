@@ -123,7 +123,7 @@ class FederatedServer(RegisteredClients):
             sampler=UniformSampler() if sampler is None else sampler, client_optimizer_state=client_optimizer_state,
             buffers=buffers, fairness_metric=None, fairness_mode="max", on_client_error="drop", attack=None, seed=seed,
             executor=Sequential(), loss_batch_size=loss_batch_size, min_clients=min_clients,
-            strict_resume=strict_resume, max_failed_rounds=max_failed_rounds, planned_steps=False, guard=guard,
+            strict_resume=strict_resume, max_failed_rounds=max_failed_rounds, guard=guard,
         )  # fmt: skip
         obstacle = rule_obstacle(options.client_rule)
         if obstacle is not None:

@@ -74,8 +74,7 @@ class FederatedFit:
         idle = idle and f" {idle} require gradients and are in no optimizer: they are not trained."
         rank_zero_info(
             f"Federated fit on {self._binding.theta.device}, {path_taken} path. Memory beside the module: {plan}. A "
-            f"round counts as {steps} step{'s' * (steps > 1)} (global_step, max_steps, learning-rate schedules). "
-            f"Local steps: {self.clients.runner.step_kind}.{idle}"
+            f"round counts as {steps} step{'s' * (steps > 1)} (global_step, max_steps, learning-rate schedules).{idle}"
         )
 
     def _planned_rounds(self) -> int | None:
@@ -195,6 +194,5 @@ class FederatedFit:
         runner.optimizers.commit(record.client_ids)
         merge_left(runner.visits, current.uploads, record.client_ids)
         self._round = None
-        planned = sum(upload.planned for upload in current.uploads if upload.client_id in record.client_ids)
         steps = clients.schedules.count(record.client_ids)
-        return altered(record, training_seconds=trained, planned_steps=planned, local_steps=steps)
+        return altered(record, training_seconds=trained, local_steps=steps)

@@ -93,10 +93,6 @@ class FederatedStrategy(ReadableStrategy):
             data that is wrapped.
         timeout: with several processes (``Trainer(devices=..., num_nodes=...)``), how long one waits for the others. It
             waits while they train their last clients of a round.
-        planned_steps: on the CPU, record the operations of a local step once with ``torch.compile`` and repeat them in
-            memory that stays. Small networks train faster, with the same bits; what cannot be recorded is computed as
-            ever, and the log says why. What a step reads is checked as well as ``torch.compile`` checks it: see
-            docs/planned_steps.md.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -138,7 +134,6 @@ class FederatedStrategy(ReadableStrategy):
         log_client_names: bool = False,
         partition: PartitionLike | None = None,
         timeout: timedelta = timedelta(minutes=30),
-        planned_steps: bool = False,
     ) -> None:
         super().__init__(timeout)
         options = FitOptions(
@@ -149,7 +144,7 @@ class FederatedStrategy(ReadableStrategy):
             buffers=buffers, fairness_metric=fairness_metric, fairness_mode=fairness_mode,
             on_client_error=on_client_error, guard=guard, attack=attack, seed=seed,
             executor=Sequential() if executor is None else executor, loss_batch_size=loss_batch_size,
-            planned_steps=planned_steps, min_clients=min_clients, max_failed_rounds=max_failed_rounds,
+            min_clients=min_clients, max_failed_rounds=max_failed_rounds,
             strict_resume=strict_resume,
         )  # fmt: skip
         self._options = options

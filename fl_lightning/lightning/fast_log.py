@@ -23,10 +23,7 @@ class TrainingLog:
         self._hook_before: str | None = None
 
     def install(self, hook: str | None = None) -> None:
-        """Shadows the module's ``log``, which takes itself to be in ``hook``; ``None``: whoever calls hooks sets it.
-
-        The guards of planned steps take longer where an attribute of the module changes in every step.
-        """
+        """Shadows the module's ``log``, which takes itself to be in ``hook``; ``None``: whoever calls hooks sets it."""
         attributes = vars(self._module)
         self._log, self._on_instance = self._module.log, attributes.get("log")
         self._hook_before = attributes["_current_fx_name"]

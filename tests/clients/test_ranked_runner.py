@@ -25,7 +25,7 @@ def on_ranks(work, handed=None):
 
     def one(rank):
         clients = SimpleNamespace(
-            module=L.LightningModule(), trainer=SimpleNamespace(callbacks=[]), plans=object(),
+            module=L.LightningModule(), trainer=SimpleNamespace(callbacks=[]),
             planned_cost=lambda task: task.cost,
             batches=SimpleNamespace(loaders=SimpleNamespace(sizes=SIZES)),
         )  # fmt: skip

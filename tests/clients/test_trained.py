@@ -59,7 +59,6 @@ METHODS = {
     "gradients": {"full_gradients": True},
     "AdamW": {"server_optimizer": partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1)},
     "kept": {"client_optimizer_state": "keep"},
-    "plans": {"planned_steps": True},
     "processes": {"executor": fl.executors.Parallel(2)},
     **{f"{where} noise": {
         "client": partial(fl.algorithms.DifferentialPrivacy, 1.0, 0.1, where, uncovered="allow", seed=1, delta=0.1),

@@ -171,7 +171,6 @@ class RoundDone:
     """A worker's share of a round is over."""
 
     flaw: str = ""  # why what it has trained cannot be used
-    notes: tuple[str, ...] = ()  # what it has to say of plans
 
 
 Target = Callable[[int, Connection, int], None]

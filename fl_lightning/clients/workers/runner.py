@@ -106,7 +106,6 @@ class ParallelRunner(CohortRunner):
         self._since = process.shared((self._workers,), torch.float64)  # by time.monotonic(), and
         self._places = process.shared((self._workers,), torch.int64)  # what each worker is at
         self._replays = Replays(clients)
-        self._said: set[str] = set()
         process.expect_forks()
         self.begin_round([])
 
@@ -191,7 +190,6 @@ class ParallelRunner(CohortRunner):
                     return
             elif isinstance(message, RoundDone):
                 self._flaw = self._flaw or message.flaw
-                self._say(message.notes)
             elif isinstance(message, Outcome):
                 self._results[message.place] = message
             else:
@@ -209,13 +207,6 @@ class ParallelRunner(CohortRunner):
             if self._attempts > _ATTEMPTS:
                 raise WorkerDiedError(f"worker processes end before they train a client, {_ATTEMPTS} times in a row")
             self._hand_out(left)
-
-    def _say(self, notes: Sequence[str]) -> None:
-        """Says once what workers have said of their plans."""
-        for note in notes:
-            if note not in self._said:
-                self._said.add(note)
-                rank_zero_info(note)
 
     def _fail_client_of(self, index: int, end: str) -> None:
         """A worker has died: its client has failed, the others go on."""

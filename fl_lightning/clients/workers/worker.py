@@ -40,7 +40,6 @@ class Worker:
         self._channel, self._tokens = channel, tokens
         self._held: list[Outcome] = []
         self._sent = 0.0
-        self._notes: list[str] = []
 
     def serve(self) -> None:
         """Trains clients until none is left."""
@@ -48,8 +47,6 @@ class Worker:
         process.send(self._channel, WorkerReady(obstacle))
         if obstacle:
             return
-        if self._clients.plans is not None:
-            self._clients.plans.announce = self._notes.append
         visits = Visits(self._clients)
         self._sent = time.perf_counter()
         with visits.recording():
@@ -58,7 +55,7 @@ class Worker:
                 self._finish(visits.visit(self._tasks[place], place))
                 self._turn_to(STOP)
         self._send()
-        process.send(self._channel, RoundDone(self._flaw(), tuple(self._notes)))
+        process.send(self._channel, RoundDone(self._flaw()))
 
     def _turn_to(self, place: int) -> None:
         self._since.fill_(time.monotonic())
