@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fair federated learning for PyTorch Lightning."""
 
-from fl_lightning import algorithms, data, metrics, models, ops, report
-from fl_lightning.algorithms import attacks, guards
-from fl_lightning.clients import executors
+from fl_lightning import (  # isort: skip
+    algorithms, attacks, callbacks, data, executors, guards, metrics, models, ops, optim, report, solvers,
+)  # fmt: skip
 from fl_lightning.comparison import Comparison, compare
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError
@@ -18,10 +18,7 @@ from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning.checkpoint_io import newest_checkpoint
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.versions import __version__, show_versions
-from fl_lightning.models import server_optimizers as optim
 from fl_lightning.models.client_module import ClientModule
-from fl_lightning.ops import solvers
-from fl_lightning.report import callbacks
 
 __all__ = [
     "ClientError",

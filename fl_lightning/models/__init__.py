@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models: the small networks of the papers' experiments, as plain modules that return logits.
 
-``ClientModule`` is a module to inherit from, ``server_optimizers`` holds optimizers for the server's step.
+``ClientModule`` is a module to inherit from.
 
 Uses ``lightning`` and ``arguments``.
 """

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What users import and call changes only when somebody means it to."""
 
+import importlib
+
 import public_api
 
 
@@ -12,6 +14,12 @@ def test_names_and_signatures_are_those_that_were_committed():
     assert not gone + new, "\n".join([*gone, *new, renew])
     assert found == expected
     assert len(found) > 500
+
+
+def test_names_are_imported_from_where_they_stand():
+    for place, value in public_api.public_objects().items():
+        module, _, name = place.rpartition(".")
+        assert getattr(importlib.import_module(module), name) is value, place
 
 
 def test_defaults_and_annotations_are_written_as_in_the_source():

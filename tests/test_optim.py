@@ -11,7 +11,7 @@ from support import federated_blobs, fresh, training_only, weights
 from watching import Recorder
 
 import fl_lightning as fl
-from fl_lightning.models.server_optimizers import FedAdagrad, FedAdam, FedYogi
+from fl_lightning.optim import FedAdagrad, FedAdam, FedYogi
 
 KINDS = {"FedAdam": FedAdam, "FedYogi": FedYogi, "FedAdagrad": FedAdagrad}
 LR, TAU = 0.3, 0.05
