@@ -76,9 +76,19 @@ def three_mlp() -> Pixels:
     return Pixels(MLP(num_classes=3))
 
 
+def cifar_mlp() -> Pixels:
+    """The MLP for CIFAR-10, with the papers' normalisation."""
+    return Pixels(MLP(3 * 32 * 32), CIFAR_MEAN, CIFAR_STD)
+
+
+def cifar_mlp_twice() -> nn.Module:
+    """The same with probabilities in place of logits, of which the loss takes the softmax a second time."""
+    return nn.Sequential(cifar_mlp(), nn.Softmax(1))
+
+
 def cifar_cnn() -> Pixels:
     """The CNN for CIFAR-10, with the papers' normalisation."""
-    return Pixels(CifarCNN(), (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+    return Pixels(CifarCNN(), CIFAR_MEAN, CIFAR_STD)
 
 
 def narrow_resnet() -> Pixels:
@@ -96,6 +106,7 @@ def wide_resnet() -> Pixels:
     return Pixels(ResNet10(), IMAGENET_MEAN, IMAGENET_STD, flip=True, channels_last=True)
 
 
+CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 

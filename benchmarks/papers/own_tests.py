@@ -28,6 +28,20 @@ class OwnTests(Partition):
         return list(torch.arange(len(samples)).split(self.size))
 
 
+@dataclass(frozen=True)
+class PartOf(Partition):
+    """Every client keeps a part of what another partition gives it, drawn at random."""
+
+    inner: Partition
+    share: float
+
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """As the other partition, less what nobody keeps."""
+        generator = torch.Generator().manual_seed(seed)
+        parts = self.inner.split(labels, seed)
+        return [p[torch.randperm(len(p), generator=generator)[: round(self.share * len(p))]].sort()[0] for p in parts]
+
+
 def drawn_like(counts: Tensor, labels: Tensor, size: int, seed: int) -> Tensor:
     """Samples in proportion to what clients hold: by largest remainders, at random within a class, none twice.
 

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import fl_lightning as fl
 from benchmarks.papers.federated import Task
-from benchmarks.papers.own_tests import OwnTests, drawn_like
+from benchmarks.papers.own_tests import OwnTests, PartOf, drawn_like
 from benchmarks.papers.sources import MNIST, OFFICE, USPS, Pair, Source, office, resized
 from fl_lightning.data import Partition
 
@@ -37,6 +37,8 @@ class Images(Task):
         share: the part that is kept for the test, if merged.
         tests: every client tests on so many of the published test images, drawn in proportion to the classes that it
             trains on, also if others test on them too; 0: the images are divided, so that small clients have few.
+        own: parts of the published training images of each client that it trains on and tests on; nobody sees the
+            published test images.
     """
 
     source: Source
@@ -44,6 +46,7 @@ class Images(Task):
     merged: bool = False
     share: float = 1 / 7
     tests: int = 0
+    own: tuple[float, float] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -53,12 +56,12 @@ class Images(Task):
     @property
     def train(self) -> int:  # type: ignore[override]
         """Training samples."""
-        return self.source.train
+        return self.source.train if self.own is None else int(self.own[0] * self.source.train)
 
     @property
     def test(self) -> int:  # type: ignore[override]
         """Test samples."""
-        return self.source.test
+        return self.source.test if self.own is None else int(self.own[1] * self.source.train)
 
     def check(self, root: Path) -> None:
         """See the base class."""
@@ -71,6 +74,9 @@ class Images(Task):
         if self.merged:
             parts = (torch.cat(halves) for halves in zip(*(half.tensors for half in pair), strict=True))
             return divided(TensorDataset(*parts), self.partition, holdout=self.share)
+        if self.own is not None:
+            kept = sum(self.own)
+            return divided(pair.train, PartOf(self.partition, kept), holdout=self.own[1] / kept)
         data = divided(pair.train, self.partition, val=pair.test)
         if not self.tests:
             return data

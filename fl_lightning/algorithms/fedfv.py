@@ -8,6 +8,7 @@ https://github.com/WwZzz/easyFL
 from __future__ import annotations
 
 import math
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,9 +17,13 @@ from fl_lightning import ops
 from fl_lightning.algorithms._shared.row_memory import RemembersRows
 from fl_lightning.algorithms._shared.rows import ZERO_DIRECTION, ZERO_ROW, length, live_rows, no_step, rounding_error
 from fl_lightning.algorithms.records import Needs, Reading, StepReport
-from fl_lightning.arguments import DEVICE, Bounds, checked
+from fl_lightning.arguments import DEVICE, Bounds, check_unused, checked
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.seeding import derive_seed
 from fl_lightning.ops.live_rows import row_norms
+
+ProjectingOrder: TypeAlias = Literal["loss", "random", "reversed"]
+"""In which order updates are projected off those of others: the largest loss last, as drawn, the smallest loss last."""
 
 
 class FedFV(RemembersRows):
@@ -48,6 +53,9 @@ class FedFV(RemembersRows):
         max_history: most rows to remember, oldest dropped first; ``None``: all within ``tau`` rounds, if they are one
             round's or take no more than 8 GiB.
         history_device: where remembered rows live, for instance ``"cpu"``; ``None``: beside the updates.
+        order: of projecting inside the round: ``"loss"``, or for comparison (the paper's Table 4) ``"random"``, drawn
+            anew in every round, or ``"reversed"``. Who keeps the update is decided by the losses all the same.
+        seed: of the orders that are drawn.
 
     Raises:
         ValueError: an argument is out of range.
@@ -66,9 +74,13 @@ class FedFV(RemembersRows):
         reading: Reading = "library",
         max_history: int | None = None,
         history_device: str | None = None,
+        order: ProjectingOrder = "loss",
+        seed: int = 0,
     ) -> None:
         super().__init__(tau, max_history, history_device)
-        self.alpha, self.tau, self.reading = alpha, tau, reading
+        if order != "random":
+            check_unused("seed of FedFV", seed, 0, f"where order={order!r}")
+        self.alpha, self.tau, self.reading, self.order, self.seed = alpha, tau, reading, order, seed
         self._rounds_share, self._counts_own_round = reading == "paper", reading == "code"
 
     def aggregate(self, cohort: Cohort) -> Tensor:
@@ -88,7 +100,7 @@ class FedFV(RemembersRows):
         gram *= torch.outer(live, live)
 
         c = torch.zeros(len(gram), dtype=torch.float64)
-        c[:m] = self._internal(gram[:m, :m], losses)  # lines 5 and 6
+        c[:m] = self._internal(gram[:m, :m], losses, t)  # lines 5 and 6
         own = t if self._counts_own_round else -1
         rounds = torch.tensor([own] * m + self.history.rounds(rows.absent))
         found = self._external(gram, c, rounds, rounding_error(cohort)) if outside else 0  # line 8
@@ -103,12 +115,17 @@ class FedFV(RemembersRows):
         self.report = StepReport(weights=c[:m].clone(), flagged=not bool(moves), scalars=scalars)
         return step
 
-    def _internal(self, gram: Tensor, losses: Tensor) -> Tensor:
+    def _internal(self, gram: Tensor, losses: Tensor, t: int) -> Tensor:
         """Coefficients ``[m]`` of the mean of the projected rows (Algorithm 2)."""
         m = len(losses)
         order = losses.argsort(stable=True)  # PO^t: the largest loss is projected on last
         keep = torch.zeros(m, dtype=torch.bool)
         keep[order[m - self._kept(m) :]] = True
+        if self.order == "reversed":
+            order = losses.argsort(stable=True, descending=True)
+        elif self.order == "random":
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, "projecting order", t))
+            order = order[torch.randperm(m, generator=generator)]
         # Only squared norms that are divided by come from the diagonal.
         divided = gram + self._eps * torch.eye(m, dtype=torch.float64)
         return ops.project_conflicts(divided[None], order, keep)[0].mean(0)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -35,6 +36,33 @@ def test_equals_vector_form_over_rounds(reading, window, tau, eps):
         np.testing.assert_allclose(step.numpy(), expected, rtol=0, atol=1e-11 * np.linalg.norm(expected))
         external += rule.report.scalars["external_conflicts"]
     assert (external == 0) == (tau == 0)
+
+
+def steps_in_order(rounds, **arguments):
+    rule = FedFV(0.2, 0, **arguments)
+    return [rule.aggregate(cohort) for cohort in rounds]
+
+
+def test_other_projecting_orders_are_those_of_table_4():
+    rounds = list(opposed_rounds(6, 12, 4, seed=72))
+
+    def written(cohort, reordered):
+        other = vector_forms.FedFV(0.2, 0, reordered=reordered)
+        return torch.from_numpy(other.step(cohort.updates.rows.numpy(), cohort.losses.numpy(), range(4), 0))
+
+    for cohort, step in zip(rounds, steps_in_order(rounds, order="reversed"), strict=True):
+        torch.testing.assert_close(step, written(cohort, lambda order: order[::-1]))
+    drawn, again, others = (steps_in_order(rounds, order="random", seed=seed) for seed in (1, 1, 2))
+    assert all(map(torch.equal, drawn, again))
+    assert not all(map(torch.equal, drawn, others))
+    chosen = []
+    for cohort, step in zip(rounds, drawn, strict=True):
+        forms = [written(cohort, lambda order, p=p: [order[k] for k in p]) for p in permutations(range(4))]
+        chosen.append(min(range(24), key=lambda k: (forms[k] - step).norm()))
+        torch.testing.assert_close(step, forms[chosen[-1]])
+    assert len(set(chosen)) > 1  # drawn anew in every round
+    with pytest.raises(ValueError, match="seed of FedFV must be left out where order='loss'"):
+        FedFV(seed=1)
 
 
 @pytest.mark.parametrize(

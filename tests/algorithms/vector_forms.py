@@ -146,8 +146,8 @@ class FedMDFG:
 class FedFV:
     """FedFV, Algorithms 1 to 3; ``window="reference"`` is that of the authors' later code."""
 
-    def __init__(self, alpha, tau, window="absent", keep=None, eps=0.0):
-        self.alpha, self.tau, self.window, self.eps = alpha, tau, window, eps
+    def __init__(self, alpha, tau, window="absent", keep=None, eps=0.0, reordered=list):
+        self.alpha, self.tau, self.window, self.eps, self.reordered = alpha, tau, window, eps, reordered
         self.keep = keep or (lambda m: m - int(np.ceil((m - 1) * (1 - alpha))) if alpha > 0 else 0)
         self.last = {}
 
@@ -155,6 +155,7 @@ class FedFV:
         m = len(updates)
         order = sorted(range(m), key=lambda i: losses[i])
         kept = order[m - self.keep(m) :]
+        order = self.reordered(order)
         projected = []
         for i in range(m):
             p = updates[i].copy()
