@@ -327,8 +327,10 @@ def test_weights_by_place_stay_where_they_are_when_others_come():
 
 @pytest.mark.parametrize("one", EXPERIMENTS, ids=lambda one: one.name)
 def test_the_tables_are_those_of_the_packed_lines(one):
-    written = (program.RESULTS / f"{one.name}.md").read_text(encoding="utf-8")
-    assert tables(one, program.RESULTS) == written, "python -m benchmarks.papers report"
+    packed, page = (program.RESULTS / f"{one.name}{ending}" for ending in (".jsonl.xz", ".md"))
+    assert packed.exists() == page.exists()
+    if page.exists():  # one that has not run yet has neither
+        assert tables(one, program.RESULTS) == page.read_text(encoding="utf-8"), "python -m benchmarks.papers report"
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
