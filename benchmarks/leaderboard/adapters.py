@@ -141,17 +141,45 @@ class AdapterLearner(fl.ClientModule):
         self.log("test_conflicts", self.conflicts, batch_size=len(batch[1]))
 
 
+def conflicts_in_products(cohort: fl.Cohort, step: Tensor) -> int:
+    """Clients whose update has a negative inner product with the step in the products of the factors.
+
+    Two clients can agree in the factors and disagree there. An update ``(dA, dB)`` changes ``B A`` by
+    ``B A - (B - dB) (A - dA) = dB (A - dA) + B dA``.
+
+    Args:
+        cohort: with all its columns; no parameters but factors.
+        step: ``[n]`` of the method.
+    """
+    layout = cohort.updates.layout
+    params = dict(zip(layout.names, layout.views(cohort.params.double()), strict=True))
+
+    def change(update: Tensor) -> Tensor:
+        delta = dict(zip(layout.names, layout.views(update.double()), strict=True))
+        pairs = [(name, name.replace(".lora_A.", ".lora_B.")) for name in layout.names if ".lora_A." in name]
+        return torch.cat([(delta[b] @ (params[a] - delta[a]) + params[b] @ delta[a]).flatten() for a, b in pairs])
+
+    whole = change(step)
+    return sum(bool(change(update) @ whole < 0) for update in cohort.updates.rows)
+
+
 class ConflictCount(L.Callback):
-    """Adds up ``fed/conflicts_effective`` for an :class:`AdapterLearner`."""
+    """Adds up :func:`conflicts_in_products` for an :class:`AdapterLearner`, from what the method aggregates."""
 
     def __init__(self) -> None:
         self._counts = {"conflicts": 0.0, "clients": 0.0}
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Counts a round."""
-        record = trainer.strategy.last_round  # type: ignore[attr-defined]
-        self._counts["conflicts"] += record.scalars.get("conflicts_effective", 0.0)
-        self._counts["clients"] += len(record.client_ids)
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Watches the method."""
+        method = trainer.strategy.algorithm  # type: ignore[attr-defined]
+
+        def aggregate(cohort: fl.Cohort) -> Tensor:
+            step: Tensor = type(method).aggregate(method, cohort)
+            self._counts["conflicts"] += conflicts_in_products(cohort, step)
+            self._counts["clients"] += len(cohort.updates)
+            return step
+
+        method.aggregate = aggregate
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Tells the module."""

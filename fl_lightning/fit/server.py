@@ -24,7 +24,6 @@ from fl_lightning.core.storage import kept
 from fl_lightning.core.storage.kept import for_columns, in_columns
 from fl_lightning.core.tensors import padded
 from fl_lightning.data.cohort_samplers import Selection
-from fl_lightning.fit.effective_conflicts import EffectiveConflicts
 from fl_lightning.fit.global_step import GlobalStep, RefusedStepError
 from fl_lightning.fit.guarding import Guards
 from fl_lightning.fit.options import FitOptions
@@ -53,7 +52,6 @@ class Server:
         self.guards, self.failures = Guards(options.guards), Failures(options, num_clients)
         self._step = GlobalStep(binding, options.server_optimizer)
         self.optimizer = self._step.optimizer  # None: steps are subtracted
-        self._effective = EffectiveConflicts(binding.module, binding.layout)
         self.cohorts = Cohorts(rows, binding.theta, options.client_rule, num_clients)
 
     def description(self, **entries: Any) -> FitDescription:
@@ -146,7 +144,6 @@ class Server:
             step, step_norm = self._aggregate(cohort)
             take = self._step.tried(self._rows.columns.joined(step), step_norm)
             dots = cohort.updates.dots(step).cpu()
-            scalars |= self._effective.count(cohort, step)
             self._rule.commit(cohort)
         except refused as refusal:
             settle(False)
