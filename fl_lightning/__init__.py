@@ -2,8 +2,9 @@
 """Fair federated learning for PyTorch Lightning."""
 
 from fl_lightning import (  # isort: skip
-    algorithms, attacks, callbacks, data, executors, guards, metrics, models, ops, optim, report, solvers,
+    algorithms, attacks, callbacks, data, executors, guards, metrics, ops, optim, report, solvers,
 )  # fmt: skip
+from fl_lightning.client_module import ClientModule
 from fl_lightning.comparison import Comparison, compare
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError
@@ -18,7 +19,6 @@ from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning.checkpoint_io import newest_checkpoint
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.versions import __version__, show_versions
-from fl_lightning.models.client_module import ClientModule
 
 __all__ = [
     "ClientError",
@@ -46,7 +46,6 @@ __all__ = [
     "executors",
     "guards",
     "metrics",
-    "models",
     "newest_checkpoint",
     "ops",
     "optim",

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torchvision.models import resnet18
 
+from benchmarks.papers.architectures import MLP, CifarCNN
 from fl_lightning import ops
-from fl_lightning.models import MLP, CifarCNN
 from fl_lightning.ops import _reference
 
 OPS = tuple(ops.backend())

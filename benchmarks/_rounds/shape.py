@@ -71,7 +71,7 @@ def _w1() -> nn.Module:
 
 
 def _w2() -> nn.Module:
-    from fl_lightning.models import CifarCNN
+    from benchmarks.papers.architectures import CifarCNN
 
     return CifarCNN()
 

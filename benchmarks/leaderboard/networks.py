@@ -6,8 +6,8 @@ from __future__ import annotations
 from torch import nn
 
 from benchmarks.leaderboard.text import CHARACTERS, CONTEXT
+from benchmarks.papers.architectures import MLP, CifarCNN, ResNet10
 from benchmarks.papers.networks import IMAGENET_MEAN, IMAGENET_STD, Pixels
-from fl_lightning.models import MLP, CifarCNN, ResNet10
 
 
 def fashion() -> nn.Sequential:

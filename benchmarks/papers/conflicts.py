@@ -33,6 +33,7 @@ from torch.utils.data import TensorDataset
 from torchvision.datasets import FashionMNIST
 
 import fl_lightning as fl
+from benchmarks.papers.architectures import MLP
 from fl_lightning.algorithms import FedAvg, Federation, FedLF, FedMDFG, ServerRule
 
 CLIENTS, ONLINE, BATCH, DECAY = 100, 10, 200, 0.999
@@ -121,7 +122,7 @@ def run(
         train, fl.data.Pathological(CLIENTS, classes), test=test, batch_size=BATCH, eval_batch_size=1000, seed=seed
     )
     module = fl.ClientModule(
-        fl.models.MLP(),
+        MLP(),
         optimizer=partial(torch.optim.SGD, lr=lr),
         lr_scheduler=partial(torch.optim.lr_scheduler.ExponentialLR, gamma=DECAY),
         num_classes=10,

@@ -26,6 +26,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import fl_lightning as fl
+from benchmarks.papers.architectures import MLP
 from benchmarks.papers.conflicts import CLIENTS, ONLINE, Counted, load
 from fl_lightning.algorithms import FedAvg, FedLF, ServerRule
 from fl_lightning.data import IID, Dirichlet, Partition, Pathological
@@ -95,7 +96,7 @@ def run(partition: str, rule: str, train: TensorDataset, test: TensorDataset, ro
     data = fl.FederatedDataModule(
         train, PARTITIONS[partition], val=test, batch_size=BATCH, eval_batch_size=1000, seed=seed
     )
-    module = fl.ClientModule(fl.models.MLP(), optimizer=partial(torch.optim.SGD, lr=LR), num_classes=10)
+    module = fl.ClientModule(MLP(), optimizer=partial(torch.optim.SGD, lr=LR), num_classes=10)
     trainer = L.Trainer(
         max_epochs=rounds,
         strategy=fl.FederatedStrategy(noted, clients_per_round=ONLINE, seed=seed),

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.models import MLP, CifarCNN, ResNet10
+from benchmarks.papers.architectures import MLP, CifarCNN, ResNet10
 
 
 class Pixels(nn.Module):

@@ -24,7 +24,6 @@ TITLES = {
     "fl_lightning.algorithms.torchjd": "TorchJD",
     "fl_lightning.metrics": "Metrics",
     "fl_lightning.metrics.functional": "Functional metrics",
-    "fl_lightning.models": "Models",
     "fl_lightning.ops": "Ops",
     "fl_lightning.optim": "Server optimizers",
     "fl_lightning.solvers": "Solvers",

@@ -14,8 +14,8 @@ from typing import Any
 import lightning as L
 import torch
 from PIL import Image
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, relu
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 from torchvision.datasets import ImageFolder
@@ -28,13 +28,39 @@ CLASSES, SIDE, BATCH = 10, 32, 16
 FEDERATION: dict[str, Any] = {"algorithm": fl.algorithms.FedHEAL(tau=0.4), "seed": 0}  # of server and clients
 
 
+class Block(nn.Module):
+    """Two convolutions beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs),
+        )  # fmt: skip
+        self.shortcut = nn.Sequential()
+        if inputs != outputs:
+            self.shortcut.extend([nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)])
+
+    def forward(self, images: Tensor) -> Tensor:
+        return relu(self.branch(images) + self.shortcut(images))
+
+
+def residual(width: int) -> nn.Sequential:
+    """ResNet-10 of FedHEAL's experiments, narrower."""
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+        Block(width, width, 1), Block(width, 2 * width, 2), Block(2 * width, 4 * width, 2),
+        Block(4 * width, 8 * width, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, CLASSES),
+    )  # fmt: skip
+
+
 class Model(L.LightningModule):
     """A small residual network with BatchNorm, trained with momentum."""
 
     def __init__(self, width: int = 16, lr: float = 0.02) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.net = fl.models.ResNet10(CLASSES, width)
+        self.net = residual(width)
         self.val_acc = MulticlassAccuracy(CLASSES, average="micro")
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:

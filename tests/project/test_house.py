@@ -20,7 +20,7 @@ FLOORS = (
     ("comparison", "federation"),
     ("fit",),
     ("clients",),
-    ("algorithms", "data", "report", "models"),
+    ("algorithms", "data", "report", "client_module"),
     ("lightning",),
     ("core",),
     ("metrics", "ops"),

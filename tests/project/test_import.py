@@ -32,7 +32,7 @@ import fl_lightning
 seconds = time.process_time() - start
 added = sorted({name.partition(".")[0] for name in set(sys.modules) - modules})
 after = settings()
-import fl_lightning.models, fl_lightning.report.callbacks
+import fl_lightning.report.callbacks
 of_parts = sorted({name.partition(".")[0] for name in set(sys.modules) - modules})
 print(json.dumps({"seconds": seconds, "added": added, "of_parts": of_parts, "before": before, "after": after}))
 """

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanAbsoluteError
 from torchmetrics.classification import MulticlassAccuracy
 
+from fl_lightning.client_module import ClientModule
 from fl_lightning.lightning.names import ModelCheckpoint, Trainer
-from fl_lightning.models.client_module import ClientModule
 
 
 def digits_like(samples=24, features=5, classes=3, seed=0):
@@ -191,7 +191,7 @@ def test_yaml_names_every_argument():
     parser.add_subclass_arguments(ClientModule, "model")
     config = parser.parse_string("""
         model:
-          class_path: fl_lightning.models.client_module.ClientModule
+          class_path: fl_lightning.ClientModule
           init_args:
             net: {class_path: torch.nn.Linear, init_args: {in_features: 5, out_features: 3}}
             loss: torch.nn.functional.mse_loss
