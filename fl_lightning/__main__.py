@@ -12,7 +12,7 @@ from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning import names
 from fl_lightning.lightning.command_line import short_cli
 from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer
-from fl_lightning.lightning.versions import show_versions
+from fl_lightning.lightning.versions import __version__, show_versions
 from fl_lightning.report.number_formats import STAGES, number, plural
 
 _LIGHTNING_COMMANDS = ("fit", "validate", "test", "predict")
@@ -28,6 +28,7 @@ usage: python -m fl_lightning COMMAND [options]
   compare  -c FILE --methods FedAvg FedLF --lr 0.01 0.1 --seeds 3
                         train every method with every learning rate and seed, and print one table
   flower-app DIR        write an app for Flower: the same project simulated and deployed
+  --version             the version of this package
 
 The commands fit to compare take LightningCLI's options: `python -m fl_lightning fit --help` lists them,
 `--print_config` writes the whole configuration as YAML. `compare --help` lists those that it has besides."""
@@ -46,6 +47,9 @@ def main(arguments: list[str]) -> int:
     command, *options = arguments or [""]
     if command == "info" and not options:
         show_versions()
+        return 0
+    if command == "--version":
+        sys.stdout.write(f"fl_lightning {__version__}\n")
         return 0
     if command in ("-h", "--help"):
         sys.stdout.write(f"{_USAGE}\n")

@@ -10,6 +10,7 @@ from importlib import metadata
 import pytest
 import torch
 
+import fl_lightning as fl
 from fl_lightning import ops
 from fl_lightning.__main__ import main
 from fl_lightning.lightning.names import TREE
@@ -69,12 +70,13 @@ def test_info_prints_every_op_with_its_implementation_and_the_reason(capsys):
     assert main(["info"]) == 0
     printed = capsys.readouterr().out
     rows = {line.split()[0]: line for line in printed.splitlines() if line.strip()}
+    assert len(printed.splitlines()) < 20
     assert {"fl_lightning", "python", "torch", "lightning", "torchmetrics", "torchvision"} <= set(rows)
     backends = ops.backend()
     assert {"layer_gram", "layer_combine", "min_norm"} <= set(backends)
     for name, backend in backends.items():
-        assert rows[name].split()[1] == backend.implementation
-        assert rows[name].endswith(backend.reason or "fastest")
+        group = next(text for text in printed.split("\n\n") if re.search(rf"\b{name}\b", text))
+        assert f" ops run as {backend.implementation} ({backend.reason or 'the fastest'}):\n" in group
 
 
 def test_show_versions_writes_to_the_given_file(capsys):
@@ -82,6 +84,11 @@ def test_show_versions_writes_to_the_given_file(capsys):
     show_versions(file)
     assert file.getvalue() == f"{versions()}\n"
     assert capsys.readouterr().out == ""
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fl_lightning {fl.__version__}\n"
 
 
 def test_help_lists_the_commands(capsys):

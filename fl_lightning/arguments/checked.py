@@ -16,6 +16,13 @@ from fl_lightning.arguments.values import shown
 C = TypeVar("C", bound=Callable[..., Any])
 P = ParamSpec("P")
 T = TypeVar("T")
+_ELSEWHERE = {
+    **dict.fromkeys(("rounds", "num_rounds"), "Trainer(max_epochs=...) is the number of rounds"),
+    "num_clients": "the partition of the data says how many, as in fl.data.IID(num_clients=10)",
+    "lr": "configure_optimizers of the module chooses the optimizer",
+    "batch_size": "the data module or its loader has it",
+}
+"""Arguments that people look for where they are not."""
 
 
 def checked(**rules: Rule) -> Callable[[C], C]:
@@ -114,9 +121,11 @@ def _taken(name: str, value: Any, kind: Kind, owner: object = "") -> Any:
 
 
 def nearest(value: Any, choices: Collection[Any]) -> str:
-    """``": did you mean 'a'?"`` with the choice that is most like a text; empty if none is."""
+    """``": did you mean 'a'?"`` with the choice that is most like a text, or where its like is; empty if neither."""
     if not isinstance(value, str):
         return ""
+    if value in _ELSEWHERE:
+        return f": {_ELSEWHERE[value]}"
     by_text = {str(choice).casefold(): choice for choice in choices}
     near = difflib.get_close_matches(value.casefold(), by_text, n=1, cutoff=0.5)
     return f": did you mean {by_text[near[0]]!r}?" if near else ""

@@ -15,6 +15,10 @@ from torch import Tensor
 from fl_lightning.arguments import Bounds, check, checked, trusted
 from fl_lightning.core.seeding import derive_seed
 
+CLIENTS_PER_ROUND = Bounds(
+    above=0, said="a count of clients (an int such as 10) or a fraction of them (a float above 0 and up to 1.0)"
+)
+
 
 @checked(client_ids=Bounds(0), drop_outs=Bounds(0))
 @dataclass(frozen=True)
@@ -202,9 +206,9 @@ def _selection(clients: np.ndarray[Any, Any]) -> Selection:
 
 def check_clients_per_round(clients_per_round: int | float) -> None:
     """Raises an error unless the number is a positive count or a fraction in (0, 1]."""
-    check("clients_per_round", clients_per_round, int | float, Bounds(above=0))
+    check("clients_per_round", clients_per_round, int | float, CLIENTS_PER_ROUND)
     if isinstance(clients_per_round, float) and clients_per_round > 1:
-        raise ValueError(f"clients_per_round as a fraction must be at most 1, found {clients_per_round}")
+        raise ValueError(f"clients_per_round must be {CLIENTS_PER_ROUND.said}, found {clients_per_round}")
 
 
 def cohort_size(clients_per_round: int | float, num_clients: int) -> int:

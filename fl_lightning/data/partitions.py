@@ -243,7 +243,8 @@ def _given(keys: Any, stage: str) -> list[Hashable] | None:
 
 def _plain(keys: Any) -> list[Hashable]:
     values = keys.tolist() if hasattr(keys, "tolist") else list(keys)
-    return [value if type(value) in (int, str) else _plain_key(value, place) for place, value in enumerate(values)]
+    plain = (int, str)
+    return [v if type(v) in plain and v != "" else _plain_key(v, place) for place, v in enumerate(values)]
 
 
 def _plain_key(value: Any, place: int) -> Hashable:
@@ -251,6 +252,8 @@ def _plain_key(value: Any, place: int) -> Hashable:
         value = value.tolist()  # a Python number for a single one
     if isinstance(value, (list, tuple)):
         return tuple(_plain_key(item, place) for item in value)
+    if value == "":
+        raise ValueError(f"keys must not be empty, found '' at sample {place}: give it a name, or leave the sample out")
     if isinstance(value, float) and value != value:
         raise ValueError(f"keys must not be NaN, found it at sample {place}")
     if not isinstance(value, (int, float, str, bytes)):

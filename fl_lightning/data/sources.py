@@ -131,7 +131,10 @@ def check_dataset(name: str, dataset: object) -> None:
     items = dataset.values() if isinstance(dataset, Mapping) else dataset if isinstance(dataset, (list, tuple)) else ()
     if isinstance(dataset, (str, bytes)):
         raise TypeError(f"{name} must be a dataset or a module with loaders, found {shown(dataset)}")
-    if isinstance(dataset, (Tensor, np.ndarray)):
+    # Two arrays, or a tuple of them, are inputs and targets rather than samples.
+    pair = isinstance(dataset, tuple) or (isinstance(dataset, list) and len(dataset) == 2)
+    columns = items if pair else (dataset,)
+    if columns and all(isinstance(column, (Tensor, np.ndarray)) for column in columns):
         raise TypeError(
             f"{name} must be a dataset or a module with loaders, found {shown(dataset)}: wrap inputs and targets, "
             "torch.utils.data.TensorDataset(torch.as_tensor(inputs), torch.as_tensor(targets))"

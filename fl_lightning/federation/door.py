@@ -18,6 +18,7 @@ from torch import Tensor
 from fl_lightning.arguments import Bounds, check, trusted
 from fl_lightning.arguments.rules import Text
 from fl_lightning.core.records import EvaluationRecord
+from fl_lightning.report.number_formats import plural
 
 # ---- the table
 
@@ -92,7 +93,7 @@ def evaluation(found: object, client_id: int, index: int, stage: str) -> Evaluat
     """What one client has found on its own data of a stage after so many rounds; else raises MisfitError."""
     record = read(EvaluationRecord, found)
     if (record.client_ids, record.round, record.stage) != ((client_id,), index, stage):
-        raise MisfitError(f"it has evaluated clients {said(record.client_ids)} after round {record.round}")
+        raise MisfitError(f"it has evaluated clients {said(record.client_ids)} after {plural(record.round, 'round')}")
     if len(record.values) > METRICS:
         raise MisfitError(f"it must send at most {METRICS} metrics, found {len(record.values)}")
     for name in (*record.values, *record.undefined, *record.modes):

@@ -22,6 +22,7 @@ from fl_lightning.lightning.names import Callback, Logger, TrainerFn, rank_zero_
 from fl_lightning.lightning.versions import package_versions
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.callbacks import ClientTable, FitRecorder
+from fl_lightning.report.number_formats import plural
 
 
 class ServerRun:
@@ -132,7 +133,7 @@ class ServerRun:
 
     def _line(self, record: RoundRecord) -> str:
         names = self._server.client_names
-        number = f"round {record.round + 1}/{self._rounds}"
+        number = f"round {record.round} ({record.round + 1} of {self._rounds})"
         if record.skipped is not None:
             return f"{number} changed nothing: {record.skipped} ({record.seconds:.1f} s)"
         out = ", ".join(f"client {client_label(k, names)} ({why})" for k, why in record.dropped.items())
@@ -151,8 +152,8 @@ class ServerRun:
         ]
         angle = shown_angle(record, metrics, self._metric)
         end = "" if angle is None else f"; fairness angle {angle:.3f}"
-        stage = "test" if record.stage == "test" else "evaluation"
-        return f"{stage} after round {record.round}: {len(record.client_ids)} clients; {'; '.join(parts)}{end}"
+        stage = f"{'test' if record.stage == 'test' else 'evaluation'} after {plural(record.round, 'round')}"
+        return f"{stage}: {len(record.client_ids)} clients; {'; '.join(parts)}{end}"
 
 
 def joined(

@@ -18,7 +18,7 @@ from fl_lightning.algorithms.records import Needs
 from fl_lightning.arguments import Bounds, Example, check_unused
 from fl_lightning.clients.base import Executor
 from fl_lightning.clients.client_batches import LocalOptions
-from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler, check_clients_per_round
+from fl_lightning.data.cohort_samplers import CLIENTS_PER_ROUND, CohortSampler, UniformSampler, check_clients_per_round
 from fl_lightning.fit.checks import Method, paired_client_rule
 from fl_lightning.fit.guarding import check_guards
 from fl_lightning.lightning.fit_description import plain
@@ -30,14 +30,16 @@ _GUESSED = 2**32
 
 CLIENT_CHECKS: dict[str, Bounds | Example] = {
     "algorithm": Example("fl.algorithms.FedLF()"),
-    "local_epochs": Bounds(1),
+    "local_epochs": Bounds(
+        1, said="a positive integer (for less than a pass: local_steps, or limit_train_batches of the Trainer)"
+    ),
     "local_steps": Bounds(1),
     "loss_batch_size": Bounds(1),
 }
 """Of these arguments, wherever they are given."""
 CHECKS: dict[str, Bounds | Example] = {
     **CLIENT_CHECKS,
-    "clients_per_round": Bounds(above=0),
+    "clients_per_round": CLIENTS_PER_ROUND,
     "server_optimizer": Example("functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)"),
     "sampler": Example("fl.data.UniformSampler()"),
     "guard": Example("fl.guards.MultiKrum(dishonest=0.1)"),

@@ -29,7 +29,7 @@ from fl_lightning.fit.options import CHECKS, FitOptions
 from fl_lightning.fit.readable import ReadableStrategy, remembered
 from fl_lightning.fit.state_callback import FederatedState
 from fl_lightning.lightning.checkpoint_io import check_resumable, keep_names_in_one_folder
-from fl_lightning.lightning.names import LightningModule, RunningStage, StrategyRegistry, Trainer, TrainerFn
+from fl_lightning.lightning.names import TREE, LightningModule, RunningStage, StrategyRegistry, Trainer, TrainerFn
 
 
 class FederatedStrategy(ReadableStrategy):
@@ -186,6 +186,10 @@ class FederatedStrategy(ReadableStrategy):
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             self._fits.bind(self.ranks)
+
+    def __repr__(self) -> str:
+        # Trainers of another copy of Lightning say that this is none of their strategies, and show it.
+        return f"<{type(self).__name__} of {TREE}: for trainers of another copy set FL_LIGHTNING_TREE>"
 
     def process_dataloader(self, dataloader: object) -> object:
         """Turns the clients' data into what Lightning's loops iterate over."""

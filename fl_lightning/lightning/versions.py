@@ -57,10 +57,10 @@ class Versions:
             "torchvision": self.torchvision or "not installed",
         }
         lines = [f"{name:<16}{value}" for name, value in rows.items()]
-        width = max(len(name) for name in self.ops) + 2
-        lines += ["", f"{'op':<{width}}{'runs':<8}why nothing faster runs"]
+        alike: dict[tuple[str, str], list[str]] = {}
         for name, op in self.ops.items():
-            lines.append(f"{name:<{width}}{op.implementation:<8}{op.reason or 'this is the fastest'}")
+            alike.setdefault((op.implementation, op.reason or "the fastest"), []).append(name)
+        lines += [f"\n{len(ops)} ops run as {how} ({why}):\n  {', '.join(ops)}" for (how, why), ops in alike.items()]
         return "\n".join(lines)
 
 

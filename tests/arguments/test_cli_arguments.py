@@ -24,7 +24,11 @@ def made(**options):
     ("options", "words"),
     [
         ({"buffers": "Mean"}, "buffers.*'mean', 'global', 'largest'.*Mean"),
-        ({"local_epochs": 0}, "local_epochs of FederatedStrategy must be a positive integer, found 0"),
+        (
+            {"local_epochs": 0},
+            r"local_epochs of FederatedStrategy must be a positive integer \(for less than a pass: local_steps, or "
+            r"limit_train_batches of the Trainer\), found 0",
+        ),
         (
             {"algorithm": "fl_lightning.algorithms.FedLF", "algorithm__reading": "Paper"},
             "reading.*'library', 'paper', 'code'.*Paper",
@@ -100,6 +104,21 @@ def test_an_unknown_option_of_a_file_is_named_in_one_line(
 def test_an_unknown_argument_is_named_with_the_nearest(make):
     with pytest.raises(TypeError, match=f"^{make.__name__} has no argument 'client_per_round': did you mean 'c"):
         make(client_per_round=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rounds": 9}, r"has no argument 'rounds': Trainer\(max_epochs=...\) is the number of rounds"),
+        ({"lr": 0.1}, "has no argument 'lr': configure_optimizers of the module"),
+        ({"clients_per_round": 10.0}, r"a count of clients \(an int such as 10\) or a fraction of them .* found 10.0"),
+        ({"clients_per_round": "all"}, r"a count of clients .* or a fraction of them .* found 'all'"),
+        ({"local_epochs": 0.5}, "for less than a pass: local_steps, or limit_train_batches .* found 0.5"),
+    ],
+)
+def test_what_people_look_for_is_said_with_the_refusal(options, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        fl.FederatedStrategy(**options)
 
 
 def test_the_page_shows_every_partition_as_files_have_it():

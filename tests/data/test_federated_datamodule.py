@@ -3,6 +3,7 @@ import copy
 import logging
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -573,6 +574,8 @@ class NoTrain(LightningDataModule):
         ),
         (lambda: FederatedDataModule({"a": make(9, 0)}, fd.IID(2)), TypeError, "integer indices, found dict"),
         (lambda: FederatedDataModule(3, fd.IID(2)), TypeError, "data must be a LightningDataModule, .*found int"),
+        (lambda: FederatedDataModule((np.zeros((9, 2)), np.zeros(9)), fd.IID(2)), TypeError, "wrap inputs and targets"),
+        (lambda: FederatedDataModule([torch.zeros(9, 2), torch.zeros(9)], fd.IID(2)), TypeError, "TensorDataset"),
         (
             lambda: FederatedDataModule(make(9, 0), 5),
             TypeError,

@@ -47,6 +47,7 @@ def test_keys_may_be_tuples():
         (None, TypeError, "found NoneType at sample 3"),
         (object(), TypeError, "found object at sample 3"),
         (float("nan"), ValueError, "keys must not be NaN, found it at sample 3"),
+        ("", ValueError, "keys must not be empty, found '' at sample 3: give it a name"),
     ],
 )
 def test_other_keys_are_refused(key, error, message):

@@ -207,15 +207,15 @@ def test_a_round_is_told_in_a_line(tmp_path, caplog):
     lines = [record.getMessage() for record in caplog.records]
     told = server.last_round
     first, values, second = (line for line in lines if line.startswith(("round", "evaluation")))
-    assert first.startswith("round 1/2: 3 clients, without client 1 (lost on the way); training loss ")
+    assert first.startswith("round 0 (1 of 2): 3 clients, without client 1 (lost on the way); training loss ")
     assert " in conflict with the step; " in first
     assert first.endswith(" s on the server")
     mean, worst, angle = (float(numbers[name]) for name in ("mean", "worst_10", "angle"))
     assert values == (
-        f"evaluation after round 1: 4 clients; val_acc mean {mean:.4g}, worst 10 % {worst:.4g}; "
+        f"evaluation after 1 round: 4 clients; val_acc mean {mean:.4g}, worst 10 % {worst:.4g}; "
         f"fairness angle {angle:.3f}"
     )
-    assert second.startswith(f"round 2/2 changed nothing: {told.skipped} (")
+    assert second.startswith(f"round 1 (2 of 2) changed nothing: {told.skipped} (")
 
 
 class Parting(FedAvg):
@@ -229,8 +229,10 @@ def test_a_test_is_told_in_a_line_and_a_table(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         _, _, (_, tested) = finished(tmp_path, 2, method=Parting)
     said = [record.getMessage() for record in caplog.records]
-    assert [line[:18] for line in said if " after round " in line] == ["evaluation after r"] * 2 + [
-        "test after round 2"
+    assert [line.split(":")[0] for line in said if " after " in line and "clients;" in line] == [
+        "evaluation after 1 round",
+        "evaluation after 2 rounds",
+        "test after 2 rounds",
     ]
     assert said.count(format_client_table(tested)) == 1
     assert len([line for line in said if "\n" in line]) == 1, "nobody asked for a table of validations"

@@ -11,6 +11,7 @@ from support import Classifier, blobs, training_only
 from torch.utils.data import DataLoader
 
 import fl_lightning as fl
+from fl_lightning.lightning.names import TREE
 
 
 class TrainsItself(Classifier):
@@ -52,5 +53,6 @@ def test_a_strategy_with_other_arguments_shares_nothing_with_the_first():
     assert other.arguments.keys() == {"name", "algorithm", "clients_per_round", "seed", "local_epochs"}
     plain = fl.FederatedStrategy(fl.algorithms.FedAvg(), None, 0.5).with_arguments(clients_per_round=3)
     assert (type(plain.algorithm), plain._options.clients_per_round) == (fl.algorithms.FedAvg, 3)
-    with pytest.raises(ValueError, match="local_epochs of Named must be a positive integer, found 0"):
+    with pytest.raises(ValueError, match=r"local_epochs of Named must be a positive integer .*, found 0"):
         strategy.with_arguments(local_epochs=0)
+    assert TREE in repr(strategy), "a Trainer of another copy of Lightning refuses the strategy, and shows it"

@@ -33,6 +33,7 @@ from fl_lightning.federation.flower.messages import (
 )
 from fl_lightning.federation.messages import ServerMessage
 from fl_lightning.lightning.names import LightningModule, rank_zero_info
+from fl_lightning.report.number_formats import plural
 
 ID_KEYS = ("client-id", "partition-id")
 """Entries of a node's configuration that say which client it is; the second one is that of Flower's simulation."""
@@ -112,7 +113,7 @@ def lightning_client_app(
         if order.trains:
             sent = client().train(message)
         seen = [record for record in found if record is not None]
-        when = f"after round {message.round}" if sent is None else f"round {message.round + 1}"
+        when = f"after {plural(message.round, 'round')}" if sent is None else f"round {message.round}"
         done = [_shown(record) for record in seen]
         if sent is not None:
             done.append(f"client {sent.client_id} trained on {sent.size} samples for {sent.steps} steps")

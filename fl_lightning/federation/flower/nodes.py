@@ -143,13 +143,16 @@ class Members:
         Waits, at most so long, while there are fewer than ``fewest``, and while nodes that might be missing clients
         have not introduced themselves yet.
         """
-        until = time.monotonic() + timeout
+        until, told = time.monotonic() + timeout, False
         while True:
             waiting = self.look()
             found = {client: self.nodes[client] for client in wanted if client in self.nodes}
             enough = len(found) == len(wanted) or (len(found) >= fewest and not waiting)
             if enough or time.monotonic() >= until:
                 return found
+            if not told:
+                rank_zero_info(f"{len(found)} of {len(wanted)} clients are connected: waiting {timeout:g} s at most")
+                told = True
             time.sleep(min(_PAUSE, max(until - time.monotonic(), 0.0)))
 
     def gather(self, fewest: int, timeout: float) -> None:

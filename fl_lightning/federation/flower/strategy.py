@@ -24,6 +24,7 @@ from fl_lightning.federation.flower.nodes import Mailbox, Members, Reply
 from fl_lightning.federation.server_run import ServerRun
 from fl_lightning.lightning.names import Callback, LightningModule, Logger, rank_zero_info, rank_zero_warn
 from fl_lightning.metrics.functional import Mode
+from fl_lightning.report.number_formats import plural
 
 _M = TypeVar("_M")
 _Stage = Literal["val", "test"]
@@ -190,7 +191,7 @@ class FairStrategy:
         if stages and self._evaluation == "all":
             others = self._members.nodes.keys() - set(cohort)
             orders |= {client: partial(self._order, client, stages, trains=False) for client in sorted(others)}
-        rank_zero_info(f"round {index + 1}/{server.rounds}: {len(nodes)} of {len(cohort)} clients train")
+        rank_zero_info(f"round {index} ({index + 1} of {server.rounds}): {len(nodes)} of {len(cohort)} clients train")
         answers, missing, silent = self._asked(orders)
         silent |= {client for client in cohort if client not in nodes}
         missing |= {client: "it is not connected" for client in cohort if client not in nodes}
@@ -269,7 +270,7 @@ class FairStrategy:
         if lost:
             names = self.server.client_names
             words = "; ".join(f"client {client_label(client, names)}: {said(why)}" for client, why in lost.items())
-            rank_zero_warn(f"the evaluation after round {index} lacks clients: {words}")
+            rank_zero_warn(f"the evaluation after {plural(index, 'round')} lacks clients: {words}")
         record = self._run.evaluated(found, stage, index)
         self.last_evaluation = self.last_evaluation if record is None else record
 

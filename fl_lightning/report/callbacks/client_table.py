@@ -15,6 +15,7 @@ from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.lightning.logged_values import hand_over, run_folder
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.report.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
+from fl_lightning.report.number_formats import plural
 
 COLUMNS = ("round", "stage", "client", "samples", "metric", "value", "name")
 _SUMMARY = {
@@ -128,7 +129,7 @@ def format_client_table(record: EvaluationRecord, max_clients: int = 40) -> str:
     Raises:
         ValueError: ``max_clients`` is below 2.
     """
-    title = f"{record.stage}, round {record.round}: {len(record.client_ids)} clients"
+    title = f"{record.stage} after {plural(record.round, 'round')}: {len(record.client_ids)} clients"
     names = list(record.values)
     if not record.client_ids or not names:
         return f"{title}, no values"

@@ -18,7 +18,7 @@ from fl_lightning.federation.flower.messages import unpacked
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:client \\d is left out of round",
-    "ignore:the evaluation after round",
+    "ignore:the evaluation after",
     "ignore:round \\d (had|was left out)",
     "ignore:a reply of node",
     "ignore:node \\d+ (cannot take part|says that it is client)",

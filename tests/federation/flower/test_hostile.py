@@ -22,7 +22,7 @@ from fl_lightning.federation.flower.messages import Nothing, packed, unpacked
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:client \\d .*is left out of round",
-    "ignore:the evaluation after round",
+    "ignore:the evaluation after",
     "ignore:node \\d+ (cannot take part|says that)",
     "ignore:client \\d computes with other versions",
     "ignore:\\d of 4 clients have come",

@@ -213,7 +213,7 @@ def test_a_node_is_refused_as_long_as_it_is_there():
     assert members.refused == {}
 
 
-def test_who_does_not_answer_is_waited_for_once_and_asked_again():
+def test_who_does_not_answer_is_waited_for_once_and_asked_again(caplog):
     members, grid = members_of({3: 0, 4: 1})
     grid.lose = lambda order, reply: [] if order.metadata.dst_node_id == 4 else [reply]
     assert members.look()
@@ -226,7 +226,9 @@ def test_who_does_not_answer_is_waited_for_once_and_asked_again():
     assert members.connected((0, 1), 1, 5.0) == {0: 3}
     assert time.monotonic() - began < 2
     began = time.monotonic()
-    assert members.connected((0, 1), 2, 0.1) == {0: 3}
+    with caplog.at_level("INFO"):
+        assert members.connected((0, 1), 2, 0.1) == {0: 3}
+    assert caplog.messages.count("1 of 2 clients are connected: waiting 0.1 s at most") == 1
     assert time.monotonic() - began >= 0.1, "two were wanted"
     grid.lose = lambda order, reply: [unavailable(order)]
     time.sleep(0.25)

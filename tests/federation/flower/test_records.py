@@ -94,7 +94,7 @@ def test_an_evaluation_is_of_the_client_the_round_and_the_stage():
     assert [answer.evaluation(2, 3, stage).stage for stage in ("val", "test")] == ["val", "test"]
     assert Answer.of(None, [evaluated(stage="test")]).evaluation(2, 3, "val") is None
     for client, when in ((1, 3), (2, 4), (2, 2)):
-        with pytest.raises(ValueError, match=r"it has evaluated clients \(2,\) after round 3"):
+        with pytest.raises(ValueError, match=r"it has evaluated clients \(2,\) after 3 rounds"):
             answer.evaluation(client, when, "val")
 
 

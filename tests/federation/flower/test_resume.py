@@ -122,11 +122,11 @@ def test_both_sides_say_how_the_round_goes(tmp_path, caplog):
     for words in (
         r"FedLF needs every client's update in clear",
         r"client 2 is connected",
-        r"round 1/2: 4 of 4 clients train",
-        r"round 1: client 1 trained on 45 samples for 5 steps \(",
-        r"after round 2: validation of client 1 on 18 samples: val_loss [\d.]+, val_acc [\d.]+ \(",
-        r"round 1/2: 4 clients; training loss [\d.]+; \d in conflict with the step; [\d.]+ s, of these [\d.]+ s on the",
-        r"evaluation after round 2: 4 clients; val_loss mean .*val_acc mean [\d.]+, worst 10 % [\d.]+; fairness angle",
+        r"round 0 \(1 of 2\): 4 of 4 clients train",
+        r"round 0: client 1 trained on 45 samples for 5 steps \(",
+        r"after 2 rounds: validation of client 1 on 18 samples: val_loss [\d.]+, val_acc [\d.]+ \(",
+        r"round 0 \(1 of 2\): 4 clients; training loss [\d.]+; \d in conflict with the step; [\d.]+ s, of these",
+        r"evaluation after 2 rounds: 4 clients; val_loss mean .*val_acc mean [\d.]+, worst 10 % [\d.]+; fairness angle",
     ):
         assert re.search(words, said), words
 

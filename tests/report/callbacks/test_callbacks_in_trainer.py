@@ -78,7 +78,7 @@ def test_fit_resume_and_test(tmp_path, capsys):
 
     capsys.readouterr()
     continued.test(Model(), loader(), verbose=False)
-    assert "test, round 5: 3 clients" in capsys.readouterr().out
+    assert "test after 5 rounds: 3 clients" in capsys.readouterr().out
     assert ("5", "test") in rounds_in(file)
 
 

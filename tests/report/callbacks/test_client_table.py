@@ -116,7 +116,7 @@ def test_a_foreign_file_is_not_touched(tmp_path):
 
 def test_table_of_few_clients():
     assert format_client_table(evaluation_record(3, stage="test")).splitlines() == [
-        "test, round 3: 3 clients",
+        "test after 3 rounds: 3 clients",
         "client         samples     test_acc    test_loss",
         "------------------------------------------------",
         "0                   10  0.5000       1.5000",
@@ -165,7 +165,7 @@ def test_table_of_many_clients_shows_both_ends():
     record = evaluation_record(1, ids=range(100, 100 + n), sizes=[5] * n, loss=[0.0] * n, acc=accuracy)
     text = format_client_table(record)
     assert listed(text) == [*names[:10], "...", *names[-10:]]
-    assert text.splitlines()[0] == "val, round 1: 60 clients, the worst and the best by acc"
+    assert text.splitlines()[0] == "val after 1 round: 60 clients, the worst and the best by acc"
     assert len(listed(format_client_table(record, max_clients=60))) == 60
     assert listed(format_client_table(record, max_clients=6)) == [*names[:3], "...", *names[-3:]]
 
@@ -177,7 +177,7 @@ def test_table_orders_a_loss_from_the_highest():
 
 def test_table_edge_cases():
     empty = evaluation_record(1, ids=(), sizes=(), acc=[])
-    assert format_client_table(empty) == "val, round 1: 0 clients, no values"
+    assert format_client_table(empty) == "val after 1 round: 0 clients, no values"
     huge = evaluation_record(1, ids=(0,), sizes=(1,), acc=[123456.0])
     assert "1.235e+05" in format_client_table(huge)
     few_values = [math.nan] * 48 + [0.5, 0.25]

@@ -45,7 +45,7 @@ def test_tensorboard(run, tmp_path):
         (shown,) = text.tensor_proto.string_val
         assert text.step == ROUNDS
         assert b"worst 10 %" in shown
-        assert f"{stage}, round {ROUNDS}: 6 clients".encode() in shown
+        assert f"{stage} after {ROUNDS} rounds: 6 clients".encode() in shown
     assert stages(tmp_path / "tensorboard" / "digits" / "version_0" / "clients.csv") == {"val", "test"}
 
 
