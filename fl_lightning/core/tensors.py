@@ -36,6 +36,12 @@ def empty_rows(number: int, like: Tensor, device: torch.device | None = None) ->
     return torch.empty(number, padded(n, like.dtype), dtype=like.dtype, device=device)[:, :n]
 
 
+def first_rows(rows: Tensor, number: int) -> Tensor:
+    """The first of :func:`empty_rows`, in memory that ends with them: a file holds all memory of what it saves."""
+    memory = rows.untyped_storage()[: number * rows.stride(0) * rows.itemsize]
+    return rows.new_empty(0).set_(memory, 0, (number, rows.shape[1]), rows.stride())
+
+
 def empty_tensors(shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]:
     """Uninitialised contiguous tensors of these shapes in one block of memory; each starts at a boundary."""
     sizes = [padded(prod(shape), like.dtype) for shape in shapes]

@@ -11,9 +11,9 @@ from fl_lightning.core.layout import ParamLayout
 LIMIT = 8 * 2**30
 
 
-def federation(clients, cohort=10, layers=20, columns=1000):
+def federation(clients, cohort=10, layers=20, columns=1000, rounds=None):
     layout = ParamLayout.from_sizes([columns // layers] * layers)
-    return Federation(clients, layout, torch.device("cpu"), torch.float32, cohort)
+    return Federation(clients, layout, torch.device("cpu"), torch.float32, cohort, rounds)
 
 
 def planned(rule, fed):
@@ -55,3 +55,10 @@ def test_one_round_is_never_too_much(rule):
 
 def test_a_short_window_needs_little():
     FedFV(tau=3).begin_fit(federation(1_000_000, cohort=100))
+
+
+@pytest.mark.parametrize(("rounds", "rows"), [(3, 30), (1000, 7300), (None, 7300)])
+def test_the_history_makes_room_for_the_rows_that_the_rounds_bring(rounds, rows):
+    rule = FedLF(max_history=7300)
+    rule.begin_fit(federation(10_000, rounds=rounds))
+    assert (rule.history.planned, rule.history.capacity) == (rows, 7300)

@@ -231,7 +231,7 @@ def test_a_type_begins_with_nothing_and_histories_lie_where_the_rule_says():
     rule = Typed()
     assert (rule.count, rule.kind) == (None, None)
     rule.history.remember(rows(0), {0: 5, 1: 6}, 3)
-    assert rule.history.state_dict()["rows"].is_meta
+    assert rule.history._rows.is_meta
     assert kept.declared(rule)["count"].planned(rule, Extent(10, 3, 4, 2, 100, torch.float32)) == 0
     planned = kept.planned(rule, Extent(10, 3, 4, 2, 100, torch.float32))
     assert (planned.keys(), planned["Typed.wide"]) == ({"Typed.history", "Typed.wide"}, 10 * 4 * 8)

@@ -136,6 +136,7 @@ def test_restored_history_continues_bit_for_bit(device):
         return results
 
     history, resumed = RowHistory(9, device), RowHistory(9, device)
+    history.planned = 9
     play(history, range(7))
     resumed.load_state_dict(reload(history.state_dict()))
     assert len(resumed) == len(history) == 9
@@ -217,6 +218,18 @@ def test_memory_stays_within_the_plan(capacity):
     history.clear()
     assert nbytes(history) == 0
     assert len(history) == 0
+
+
+def test_planned_rows_never_move_and_files_hold_those_in_use():
+    history, places = RowHistory(30), set()
+    history.planned = 20
+    for when in range(4):
+        remember(history, rows_of(5, when), range(5 * when, 5 * when + 5), when)
+        places.add((history._rows.data_ptr(), history._products.gram.data_ptr()))
+        saved = [history.state_dict()[name].untyped_storage().nbytes() for name in ("rows", "gram")]
+        assert sum(saved) == history.planned_nbytes(5 * when + 5, 16, LAYOUT.num_layers, torch.float64)  # 1 to align
+    assert len(places) == 1
+    assert nbytes(history) == history.planned_nbytes(20, LAYOUT.numel, LAYOUT.num_layers, torch.float64)
 
 
 def test_only_some_rows_can_be_remembered():

@@ -43,11 +43,11 @@ class RemembersRows(ServerRule):
         return "gram" if self.window == 0 else "rows"
 
     def begin_fit(self, federation: Federation) -> None:
-        """Never allocates more rows than there are clients."""
+        """Plans no more rows than there are clients, and than rounds bring."""
         clients, layers = federation.num_clients, federation.layout.num_layers
         cohort, most = federation.cohort_size, self.max_history or clients
-        rows = clients if self.window is None or cohort is None else min(clients, self.window * cohort)
-        rows = 0 if self.window == 0 else rows
+        rounds = [each for each in (self.window, federation.rounds) if each is not None]
+        rows = min([clients, *(each * (cohort or clients) for each in rounds)])
         size = RowHistory.planned_nbytes(rows, federation.numel, layers, federation.dtype)
         if self.max_history is None and rows > (cohort or 0) and size > HISTORY_LIMIT:
             name, fitting = type(self).__name__, _fitting(federation.numel * federation.dtype.itemsize, layers)
@@ -56,7 +56,8 @@ class RemembersRows(ServerRule):
                 f"products, up to {size:,} B, more than the 8 GiB that it takes unasked: write "
                 f"{name}(max_history={fitting}), which fits, or max_history={rows} for all of them"
             )
-        self.history.capacity, self.planned_rows = min(most, clients), min(most, rows)
+        self.history.capacity, self.history.planned = min(most, clients), min(most, rows)
+        self.planned_rows = self.history.planned
 
     def joint_rows(self, cohort: Cohort, since: float | None = None) -> JointRows:
         """The round's rows, followed by those of absent clients that were last online in round ``since`` or later."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning import ops
-from fl_lightning.core.tensors import empty_rows
+from fl_lightning.core.tensors import empty_rows, first_rows
 from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.ops.dtypes import accumulation_device
 
@@ -100,10 +100,13 @@ class RowHistory:
 
     Products are kept per layer; what :meth:`joint_gram` has computed is reused when the new rows are remembered, so a
     round computes products of new rows only. A product that no round has needed yet is NaN inside and computed on
-    demand. Storage grows by half when it is full, never beyond ``capacity`` rows: those of the oldest rounds leave
-    first (among equals, larger client ids). Products lie beside the rows, which live on ``device``, or beside the
-    updates; nothing but :meth:`load_state_dict` looks at them, so a device is not waited for.
+    demand. The first row makes room for ``planned``, of which a CPU's memory holds what is written; beyond them storage
+    grows by half, and the old one and the new one exist at once. It never exceeds ``capacity`` rows: those of the
+    oldest rounds leave first (among equals, larger client ids). Products lie beside the rows, which live on ``device``,
+    or beside the updates; nothing but :meth:`load_state_dict` looks at them, so a device is not waited for.
     """
+
+    planned = 0
 
     def __init__(self, capacity: int | None = None, device: torch.device | str | None = None) -> None:
         if capacity is not None and capacity < 1:
@@ -236,11 +239,11 @@ class RowHistory:
         return settle
 
     def state_dict(self) -> dict[str, Any]:
-        """Rows, products and their bookkeeping; the tensors share memory with the history."""
-        entries = sorted(self._entries.items())
+        """Rows, products and their bookkeeping; the rows share memory with the history."""
+        entries, top = sorted(self._entries.items()), self._top()
         return {
-            "rows": self._rows,
-            "gram": self._products.gram,
+            "rows": first_rows(self._rows, top),
+            "gram": self._products.gram[:, :top, :top].contiguous(),
             "clients": torch.tensor([[i, e.slot, e.round] for i, e in entries], dtype=torch.int64).view(-1, 3),
             "scales": torch.tensor([e.scale for _, e in entries], dtype=torch.float64),
         }
@@ -248,13 +251,14 @@ class RowHistory:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned, products bit for bit."""
         self.clear()
-        self._rows = empty_rows(len(state["rows"]), state["rows"], self.device).copy_(state["rows"])
-        self._products = GramCache(state["gram"].to(accumulation_device(self._rows), copy=True))
+        if len(state["clients"]):
+            self._rows = empty_rows(len(state["rows"]), state["rows"], self.device).copy_(state["rows"])
+            self._products = GramCache(state["gram"].to(accumulation_device(self._rows), copy=True))
         for (client, slot, when), scale in zip(state["clients"].tolist(), state["scales"].tolist(), strict=True):
             self._entries[client] = _Entry(slot, when, scale)
 
     def _top(self) -> int:
-        return max(e.slot for e in self._entries.values()) + 1
+        return max((e.slot for e in self._entries.values()), default=-1) + 1
 
     def _slots(self, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
         entries = [self._entries[i] for i in clients]
@@ -285,9 +289,9 @@ class RowHistory:
 
     def _grow(self, wanted: int, updates: UpdateMatrix) -> None:
         held, layers = len(self._rows), updates.layout.num_layers
-        slots = max(wanted, held + held // 2)
+        slots = max(wanted, held + held // 2, self.planned)
         slots = slots if self.capacity is None else min(slots, self.capacity)
-        rows = empty_rows(slots, updates.rows, self.device).zero_()
+        rows = empty_rows(slots, updates.rows, self.device)  # a row is written before one behind it is
         there = accumulation_device(rows)
         if held:
             rows[:held] = self._rows
