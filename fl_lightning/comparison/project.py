@@ -22,7 +22,7 @@ from fl_lightning.core.seeding import seed_all
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.partitions import Partition
 from fl_lightning.fit.strategy import FederatedStrategy
-from fl_lightning.lightning.command_line import short_cli
+from fl_lightning.lightning.command_line import lightning_cli
 from fl_lightning.lightning.fit_description import plain
 from fl_lightning.lightning.names import (
     LightningDataModule,
@@ -153,7 +153,7 @@ class YamlProject:
 
 def _cli(arguments: Any, **replaced: Any) -> Any:
     """LightningCLI up to the point where ``fit`` would begin."""
-    base: Any = short_cli()
+    base: Any = lightning_cli()
 
     class Reader(base):  # type: ignore[misc]
         @staticmethod
