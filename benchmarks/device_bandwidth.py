@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each op's device time as a share of what the device can do: copying memory, and products on tensor cores.
+"""Each op's device time beside the device's best rates: of copying memory, and of products on tensor cores.
 
     python -m benchmarks.device_bandwidth [--device cuda|cpu] [--quick] [--clients 3 10 ...] [--only OP] [--out DIR]
 
-ResNet-18's parameters. The device sleeps while the host queues a call, so no time of the host counts. The fastest an op
-can be is the time for copying as many bytes as it reads and writes, or, of products, the time for their operations on
-tensor cores. Results are written after each number of clients. ``--device cpu`` tries the program. ``--only`` takes one
-op alone, and names the files after it.
+ResNet-18's parameters. The device sleeps while the host queues a call, so no time of the host counts. An op's bound is
+the time for the bytes that it reads and writes at the rate of a copy of 2 GB, or, of products, for their operations at
+the rate of a large product on tensor cores. Copies of few bytes do not reach that rate either. ``puc_track`` reads one
+row whatever the number of clients, and is measured once. Results are written after each number of clients. ``--device
+cpu`` tries the program. ``--only`` takes one op alone, and names the files after it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fl_lightning import ops
 CLIENTS = (3, 10, 16, 20, 32, 40, 64, 100)
 DTYPES = (torch.float32, torch.bfloat16)
 REPEATS, SEED = 21, 0
-# At least this share of the fastest that is possible; products of up to 16 rows read memory and little more.
+# At least this share of the bound's speed; products of up to 16 rows read memory and little more.
 TARGET = {"layer_combine": 0.85, "layer_dots": 0.85, "layer_squares": 0.85, "puc_combine": 0.85, "puc_track": 0.85}
 GRAM_TARGETS = {3: 0.85, 10: 0.85, 16: 0.85, 40: 0.6, 100: 0.45}
 TF32_PRODUCTS = 3  # of the kernel, for one of float32
@@ -53,7 +54,7 @@ class Line:
     Attributes:
         rows: clients.
         bytes: each input read once and each output written once.
-        bound: the fastest that is possible, in seconds.
+        bound: the time at the device's best rate, in seconds.
         by: what bounds it: ``"memory"``, ``"tensor cores"`` or, of the small problems on Gram matrices, ``""``.
         target: the least share of that speed that is asked for, if any.
     """
@@ -69,7 +70,7 @@ class Line:
 
     @property
     def share(self) -> float:
-        """Of the fastest that is possible."""
+        """Of the bound's speed."""
         return self.bound / self.time.median
 
     def markdown(self) -> str:
@@ -85,7 +86,7 @@ class Line:
 
 
 HEAD = (
-    "| op | clients | rows | MB | device time, ms | quartiles | TB/s | of the fastest possible | bound by | target "
+    "| op | clients | rows | MB | device time, ms | quartiles | TB/s | of the bound | bound by | target "
     "| met |\n" + 11 * "|---" + "|"
 )
 
@@ -116,12 +117,22 @@ def _median(call: Callable[[], object], device: torch.device) -> float:
 
 
 def measure(
-    shape: Shape, m: int, dtype: torch.dtype, device: torch.device, best: Rates, repeats: int, only: str | None = None
+    shape: Shape,
+    m: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    best: Rates,
+    repeats: int,
+    only: str | None = None,
+    last: bool = True,
 ) -> Iterator[Line]:
-    """All ops or one, and what stands beside them all: after another op, or with numbers that are not finite."""
+    """All ops or one, and what stands beside them all: after another op, or with numbers that are not finite.
+
+    ``last`` says whether no further number of clients follows, at which ``puc_track`` would be measured again.
+    """
     problem = Problem(shape, m, dtype, device, SEED)
     rows, offsets = problem.rows, shape.offsets
-    wanted = tuple(op for op in OPS if dtype == DTYPES[0] or op not in ON_GRAM)
+    wanted = tuple(op for op in OPS if (dtype == DTYPES[0] or op not in ON_GRAM) and (last or op != "puc_track"))
     for case in problem.cases((only,) if only in wanted else () if only else wanted):
         products = case.op in ("layer_gram", "layer_cross_gram") and m > 32
         yield _line(case.op, m, dtype, case.bytes, case.flops if products else 0, case.run, device, best, repeats)
@@ -172,7 +183,7 @@ def _line(
 
 
 def worst(lines: list[Line], count: int = 2) -> list[Line]:
-    """Of the ops that read rows, those that are the farthest from what is possible; one line per op."""
+    """Of the ops that read rows, those that are the farthest from their bounds; one line per op."""
     plain = [line for line in lines if line.op in OPS and line.by]
     by_op = {op: min((x for x in plain if x.op == op), key=lambda x: x.share) for op in {x.op for x in plain}}
     return sorted(by_op.values(), key=lambda x: x.share)[:count]
@@ -202,7 +213,8 @@ def main() -> None:
     lines: list[Line] = []
     for m in arguments.clients:
         for dtype in DTYPES:
-            for line in measure(shape, m, dtype, device, best, repeats, arguments.only):
+            last = m == arguments.clients[-1]
+            for line in measure(shape, m, dtype, device, best, repeats, arguments.only, last):
                 lines.append(line)
                 print(line.markdown(), flush=True)
         file.with_suffix(".md").write_text("\n".join([*head, *(line.markdown() for line in lines), ""]), "utf-8")

@@ -3,9 +3,10 @@
 
     python -m benchmarks.device_rounds [--device cuda|cpu] [--quick] [--shapes W1 W2] [--out DIR]
 
-Both sides take turns, one round each; the clock starts and stops when the device is idle. The loop has all data on the
-device; the strategy is measured so, and with the data in the host's memory. ``--device cpu`` tries the program;
-benchmarks.rounds measures that.
+Both sides take turns, one round each; the clock starts and stops when the device is idle. What counts is the ratio of
+each round to the loop's just before it: its median and quartiles. The loop has all data on the device; the strategy is
+measured so, and with the data in the host's memory. ``--device cpu`` tries the program; benchmarks.rounds measures
+that.
 """
 
 from __future__ import annotations
@@ -38,8 +39,7 @@ class Result:
 
     Attributes:
         data: where the samples lie.
-        ours: seconds per round on the wall.
-        theirs: the same, of the loop.
+        pairs: seconds on the wall of each round, and of the loop's just before it.
         steps: local steps per round.
         moved: whether both sides ended elsewhere than they began, with finite weights.
     """
@@ -47,17 +47,17 @@ class Result:
     shape: str
     rule: str
     data: str
-    ours: Spread
-    theirs: Spread
+    pairs: list[tuple[float, float]]
     steps: int
     moved: bool
 
     def markdown(self) -> str:
         """One line of the table."""
-        ratio = self.ours.median / self.theirs.median
+        ours, theirs = (Spread.of(list(times)).median for times in zip(*self.pairs, strict=True))
+        ratio = Spread.of([one / other for one, other in self.pairs])
         return (
-            f"| {self.shape} | {self.rule} | {self.data} | {1e3 * self.ours.median:.2f} "
-            f"| {1e3 * self.theirs.median:.2f} | {ratio:.2f} | {self.steps / self.ours.median:.0f} "
+            f"| {self.shape} | {self.rule} | {self.data} | {1e3 * ours:.2f} | {1e3 * theirs:.2f} "
+            f"| {ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f}) | {self.steps / ours:.0f} "
             f"| {'yes' if self.moved else '**no**'} |"
         )
 
@@ -119,8 +119,8 @@ def measure(
     trainer.fit(module, federated(shape, x.to(where), y.to(where)))
     end = torch.cat([p.detach().flatten() for p in module.parameters()]).cpu()
     moved = bool(end.isfinite().all()) and not torch.equal(end, start) and loop.step_norm > 0
-    ours, theirs = (Spread.of(times[WARM_UP:]) for times in (turns.ours, turns.theirs))
-    return Result(shape.name, rule.__name__, where.type, ours, theirs, shape.steps, moved)
+    pairs = list(zip(turns.ours, turns.theirs, strict=True))[WARM_UP:]
+    return Result(shape.name, rule.__name__, where.type, pairs, shape.steps, moved)
 
 
 def main() -> None:

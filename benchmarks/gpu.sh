@@ -6,7 +6,7 @@
 #
 #     correct    every op on the device against float64 and against the reference, in captured graphs, on streams, and
 #                with more than 2^31 elements
-#     bandwidth  device time of every op as a share of what the device can do, and the FedLF step
+#     bandwidth  device time of every op beside the device's best rates, and the FedLF step
 #     sanitize   compute-sanitizer's four tools on a small program that calls every path of every kernel
 #     train      every method for three rounds against the CPU, and rounds of W1 and W2 against a loop written by hand
 #     profile    Nsight Compute on the two ops that are the farthest from what is possible; after bandwidth

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks import device_bandwidth as bandwidth
+from benchmarks import device_rounds
 from benchmarks._kernels.timing import Spread
 
 ROOT = Path(__file__).parents[2]
@@ -189,5 +190,13 @@ def test_products_of_many_rows_are_bound_by_tensor_cores():
     assert by["layer_gram"] == by["layer_cross_gram"] == "tensor cores"
     assert by["layer_combine"] == "memory"
     assert by["min_norm"] == ""
+    more = bandwidth.measure(shape, 33, torch.float32, torch.device("cpu"), best, 1, last=False)
+    assert by.keys() - {x.op for x in more} == {"puc_track"}, "one row whatever the number of clients"
     gram = next(x for x in lines if x.op == "layer_gram")
     assert gram.bound == pytest.approx(3 * shape.columns * 33 * 34 / 1e6)
+
+
+def test_rounds_are_compared_pair_by_pair():
+    """Medians of the sides would say 1.86."""
+    result = device_rounds.Result("W1", "FedAvg", "cpu", [(2.0, 1.0), (5.0, 4.0), (8.0, 7.0), (9.0, 3.0)], 13, True)
+    assert "| 6500.00 | 3500.00 | 1.62 (1.22 to 2.25) | 2 | yes |" in result.markdown()
