@@ -29,7 +29,8 @@ class Ditto(FedAvg):
     ``personal/<metric>``. A client's first personal model is the global model that it receives in its first round.
 
     Args:
-        lam: strength of the pull towards the global model, the paper's lambda; 0 is training alone.
+        lam: strength of the pull towards the global model, the paper's lambda. With 0 clients train alone, but by plain
+            steps of SGD; ``fl.compare(..., bounds="local")`` trains them alone as the module says.
         personal_lr: step size of the personal models; ``None``: the clients' learning rate.
         weighting: how the server weighs clients; the paper's experiments weigh them alike.
         directory: where personal models live in files; ``None``: in memory on the CPU and in the checkpoint.

@@ -10,7 +10,7 @@ from inspect import signature
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer, SparseAdam
+from torch.optim import SGD, Optimizer, SparseAdam
 
 from fl_lightning.algorithms import groups
 from fl_lightning.algorithms.base import ClientRule, ServerRule, overrides
@@ -205,17 +205,21 @@ def check_module(
 def warn_of_unused_settings(trainer: Trainer, method: Method, limit: int | float) -> None:
     """Warns of settings and hooks of local training that a method does not follow where it does something else."""
     hooks = [(hook.rpartition(".")[2], hook) for hook in overridden_hooks(trainer)]
-    if not method.needs.full_gradients:
-        work = method.rule.own_work
-        left_out = [hook for name, hook in hooks if work == "steps" and name not in _BEFORE_STEPS]
-        left_out += [hook for name, hook in hooks if work == "gradients" and name in _AROUND_GRADIENTS]
-        if left_out:
-            rank_zero_warn(f"{method.client} computes {work} of its own, without these hooks: {', '.join(left_out)}")
-        return
-    parts = trainer.optimizers[0].param_groups
-    unused = {name: value for part in parts for name in ("momentum", "weight_decay") if (value := part[name])}
+    parts = [part for optimizer in trainer.optimizers for part in optimizer.param_groups]
+    unused = {name: value for part in parts for name in ("momentum", "weight_decay") if (value := part.get(name))}
     if trainer.gradient_clip_val:
         unused["gradient_clip_val"] = trainer.gradient_clip_val
+    if not method.needs.full_gradients:
+        work = method.rule.own_work
+        left_out = [hook for name, hook in hooks if work == "gradients" and name in _AROUND_GRADIENTS]
+        if work == "steps":
+            left_out = [type(optimizer).__name__ for optimizer in trainer.optimizers if type(optimizer) is not SGD]
+            left_out += [f"{name}={value}" for name, value in unused.items()]
+            left_out += [hook for name, hook in hooks if name not in _BEFORE_STEPS]
+        if left_out:
+            words = "plain SGD steps" if work == "steps" else work
+            rank_zero_warn(f"{method.client} computes {words} of its own, without these: {', '.join(left_out)}")
+        return
     if isinstance(limit, int) or limit < 1:
         unused["limit_train_batches"] = limit
     if accumulation(trainer) > 1:

@@ -16,7 +16,7 @@ from fl_lightning.algorithms.base import overrides
 from fl_lightning.core.errors import ClientError
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*sends the gradient of all", "ignore:.*of its own, without these hooks", "ignore:federated_groups never"
+    "ignore:.*sends the gradient of all", "ignore:.*of its own, without these", "ignore:federated_groups never"
 )
 
 

@@ -274,14 +274,14 @@ HOOKS = r"Watched\.on_train_batch_end, Watched\.optimizer_step, Watching\.on_aft
     ("method", "said"),
     [
         (FedMDFG, r"have no effect: momentum=0\.9, " + HOOKS.replace("end, ", "end, Watched.on_train_batch_start, ")),
-        (Ditto, f"^Ditto computes steps of its own, without these hooks: {HOOKS}"),
+        (Ditto, rf"^Ditto computes plain SGD steps of its own, without these: momentum=0\.9, {HOOKS}"),
         (
             fl.algorithms.FedISM,
-            r"^FedISM computes gradients of its own, without these hooks: Watching\.on_after_backward$",
+            r"^FedISM computes gradients of its own, without these: Watching\.on_after_backward$",
         ),
     ],
 )
-def test_hooks_that_a_method_leaves_out_are_named(method, said):
+def test_settings_and_hooks_that_a_method_leaves_out_are_named(method, said):
     trainer = training_only(fl.FederatedStrategy(method()), 1, callbacks=[Watching()])
     with pytest.warns(UserWarning, match=said):
         trainer.fit(fresh(Watched, momentum=0.9), federated_blobs())
