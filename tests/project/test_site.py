@@ -2,6 +2,7 @@
 """The documentation site: its pages, its API reference, its notebooks, and the code on its pages."""
 
 import ast
+import builtins
 import contextlib
 import importlib
 import re
@@ -98,6 +99,24 @@ def test_python_on_pages_parses(page):
     # A block may be the inside of a class, or of a dict.
     wrong = [block for block in blocks if not any(map(parses, (block, f"if True:\n{block}", f"{{\n{block}}}")))]
     assert wrong == []
+
+
+@pytest.mark.parametrize("page", ["distributed", "groups", "nvflare", "privacy", "trackers"])
+def test_code_on_pages_brings_its_names(page):
+    blocks = BLOCK.findall((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
+    text = "".join(block.partition("\n    ")[0] if not parses(block) else block for block in blocks)
+    nodes = list(ast.walk(ast.parse(text)))
+    made = {
+        alias.asname or alias.name
+        for node in nodes
+        if isinstance(node, ast.ImportFrom | ast.Import)
+        for alias in node.names
+    }
+    made |= {node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    made |= {node.arg for node in nodes if isinstance(node, ast.arg)} | vars(builtins).keys()
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    made |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    assert {node.id for node in names} - made == set()
 
 
 def there_is(name):
