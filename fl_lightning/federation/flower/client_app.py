@@ -102,7 +102,9 @@ def lightning_client_app(
         return answer
 
     def hello(values: dict[str, Any], client: Callable[[], FederatedClient]) -> Any:
-        return packed(client().introduction())
+        found = client().introduction()
+        rank_zero_info(f"client {found.client_id} has introduced itself, and waits for the server")
+        return packed(found)
 
     def train(values: dict[str, Any], client: Callable[[], FederatedClient]) -> Any:
         order, message = taken(Order, values), taken(ServerMessage, values)

@@ -121,6 +121,7 @@ def test_both_sides_say_how_the_round_goes(tmp_path, caplog):
     said = "\n".join(record.getMessage() for record in caplog.records)
     for words in (
         r"FedLF needs every client's update in clear",
+        r"client 2 has introduced itself, and waits for the server",
         r"client 2 is connected",
         r"round 0 \(1 of 2\): 4 of 4 clients train",
         r"round 0: client 1 trained on 45 samples for 5 steps \(",
