@@ -41,6 +41,7 @@ class ClientRule:
         own_work: what the rule computes of losses by itself, without Lightning's hooks; the fit names those left out.
         withholds: why a client of a real federation sends nothing of what its visit leaves in attributes and metrics of
             the module; ``None``: it does.
+        fewest_epochs: passes over its data without which a visit makes no sense.
     """
 
     needs: Needs = Needs()
@@ -50,6 +51,7 @@ class ClientRule:
     undefined_extras: tuple[str, ...] = ()
     own_work: Literal["none", "gradients", "steps"] = "none"
     withholds: str | None = None
+    fewest_epochs: int = 1
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -56,7 +56,7 @@ class HeadFirst(PersonalLayers):
 
     def __init__(self, head: Sequence[str] | None, head_epochs: int, directory: str | None = None) -> None:
         super().__init__(directory, head)
-        self.head, self.head_epochs = head, head_epochs
+        self.head, self.head_epochs, self.fewest_epochs = head, head_epochs, head_epochs + 1
         self._heads: frozenset[str] = frozenset()
         self._passes = 0
 

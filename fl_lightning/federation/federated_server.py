@@ -17,7 +17,7 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.base import obstacle as rule_obstacle
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.algorithms.records import Needs
-from fl_lightning.arguments import DEVICE, Bounds, Example, altered, checked
+from fl_lightning.arguments import DEVICE, Bounds, Example, altered, check, checked
 from fl_lightning.clients.base import Sequential
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.core.records import RoundRecord
@@ -220,10 +220,13 @@ class FederatedServer(RegisteredClients):
 
         Raises:
             ClientError: too many rounds in a row have failed.
+            TypeError: ``answers`` or ``missing`` is no mapping.
             ValueError: no round is open, or an answer is of a client that has none.
         """
         if self._selection is None:
             raise ValueError("close_round needs a round that open_round has opened, found none")
+        check("answers of close_round", answers, Mapping[Any, Any])
+        check("missing of close_round", missing, Mapping[Any, Any] | None)
         cohort = tuple(map(int, self._selection.client_ids))
         others = sorted(answers.keys() - set(cohort))
         if others:
@@ -258,6 +261,7 @@ class FederatedServer(RegisteredClients):
             **self._clients_state(),
         }
 
+    @checked()
     def load_state_dict(self, state: Mapping[str, Any], source: str = "the state") -> None:
         """Goes on from what :meth:`state_dict` returned, before the first round.
 

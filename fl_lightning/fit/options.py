@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fl_lightning.algorithms.attacks.base import Attack
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.differential_privacy import DifferentialPrivacy, accounting
 from fl_lightning.algorithms.guards.base import Guard
@@ -60,8 +63,15 @@ class ClientOptions(LocalOptions):
     client_rule: ClientRule = field(init=False)  # that of client, or the algorithm's own
 
     def __post_init__(self) -> None:
+        _check_names(self.algorithm, self.client)
         rule = paired_client_rule(self.algorithm, self.client, self.full_gradients)
+        _check_names(rule)
         object.__setattr__(self, "client_rule", rule)
+        if self.local_steps is None and self.local_epochs < rule.fewest_epochs:
+            raise ValueError(
+                f"local_epochs must be at least the {rule.fewest_epochs} passes over its data that a client of "
+                f"{self.method.client} needs, found {self.local_epochs}"
+            )
         if self.local_steps is not None:
             check_unused("local_epochs", self.local_epochs, 1, f"with local_steps={self.local_steps}")
         if self.needs.full_gradients:
@@ -115,6 +125,7 @@ class FitOptions(ClientOptions):
                 f"server_optimizer must be left out with {type(self.algorithm).__name__}, which goes back to earlier "
                 f"parameters by steps of its own, found {self.server_optimizer!r}: it would take other steps"
             )
+        _check_names(self.sampler, self.attack, *self.guards)
         if self.guard is not None and not self.guards:
             raise ValueError(f"guard of FederatedStrategy must be None or at least one guard, found {self.guard!r}")
         if self.fairness_metric is None and isinstance(self.fairness_mode, str):
@@ -173,3 +184,19 @@ class FitOptions(ClientOptions):
         """Those of the clients, and what decides who takes part."""
         own = {"sampler": self.sampler, "attack": self.attack, "min_clients": self.min_clients, "guard": self.guards}
         return {**super().settings(), **plain(own)}
+
+
+def _check_names(*parts: object) -> None:
+    """Refuses attributes and arguments with names under which a fit finds a method, or what a round gave."""
+    bases: tuple[type[Any], ...] = (ServerRule, ClientRule, Guard, Attack, CohortSampler)
+    for part, base in product(parts, bases):
+        if not isinstance(part, base):
+            continue
+        methods = {name for name, entry in vars(base).items() if inspect.isfunction(entry) and name[0] != "_"}
+        taken = sorted(methods | vars(base).keys() & {"report", "scalars"})
+        given = {name for name in methods if not callable(getattr(part, name))}
+        given |= inspect.signature(type(part)).parameters.keys()
+        for name in given.intersection(taken):
+            raise TypeError(
+                f"{type(part).__name__} must call its {name!r} something else: a fit uses {', '.join(taken)} itself"
+            )

@@ -270,7 +270,7 @@ def test_clients_are_evaluated_with_their_own_layers(name, in_files, tmp_path):
         assert found == pytest.approx(expected.get(client, float("nan")), abs=1e-6, nan_ok=True)
     # A checkpoint in a process that has not trained.
     module.trainer.save_checkpoint(path := tmp_path / "two.ckpt")
-    trainer = quiet_trainer(fl.FederatedStrategy(make()))
+    trainer = quiet_trainer(fl.FederatedStrategy(make(), local_epochs=2))
     trainer.validate(fresh(Classifier, seed=9, norm=True), federated_blobs(), ckpt_path=path, verbose=False)
     again = trainer.strategy.last_evaluation.values
     assert torch.equal(again["personal/val_acc"].nan_to_num(9), record.values["personal/val_acc"].nan_to_num(9))

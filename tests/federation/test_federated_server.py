@@ -156,6 +156,10 @@ def test_answers_that_nobody_asked_for_are_refused():
     answer = clients[outside].train(server.message(outside))
     with pytest.raises(ValueError, match=rf"answers must be of clients of the round, .*found \[{outside}\]"):
         server.close_round({outside: answer})
+    with pytest.raises(TypeError, match=r"answers of close_round must be a mapping, found \[ClientMessage"):
+        server.close_round([answer])
+    with pytest.raises(TypeError, match=r"missing of close_round must be None or a mapping, found \[3\]"):
+        server.close_round({}, [3])
 
 
 class Stateful(fl.algorithms.ClientRule):

@@ -218,6 +218,38 @@ def test_methods_that_send_full_gradients_refuse_local_training(method, options)
     fl.FederatedStrategy(method(), full_gradients=True)
 
 
+def test_fedrep_refuses_fewer_passes_than_its_head_takes():
+    with pytest.raises(ValueError, match=r"local_epochs must be at least the 11 passes .* of FedRep needs, found 10"):
+        fl.FederatedStrategy(client=fl.algorithms.FedRep(), local_epochs=10)
+    fl.FederatedStrategy(fl.algorithms.FedRep(), local_epochs=11)
+
+
+def taking(base, name, **options):
+    """An object whose constructor takes an argument of this name, and keeps it."""
+    exec(f"def __init__(self, {name}=0.5): self.__dict__[{name!r}] = {name}", made := {})
+    return type("Own", (base,), {"__init__": made["__init__"], **options})()
+
+
+TAKEN = [
+    (
+        lambda: fl.FederatedStrategy(taking(FedAvg, "memory")),
+        "memory' something else: a fit uses aggregate, .*, report itself",
+    ),
+    (lambda: fl.FederatedStrategy(taking(FedAvg, "report")), "report"),
+    (lambda: fl.FederatedStrategy(client=taking(ClientRule, "x", refusal=3)), "refusal"),
+    (lambda: fl.FederatedStrategy(client=taking(ClientRule, "scalars")), "scalars"),
+    (lambda: fl.FederatedServer(fresh(), 2, guard=taking(fl.guards.CoordinateMedian, "needed")), "needed"),
+    (lambda: fl.FederatedStrategy(sampler=taking(fl.data.UniformSampler, "select")), "select"),
+    (lambda: fl.FederatedStrategy(attack=taking(fl.attacks.Attack, "report")), "report"),
+]
+
+
+@pytest.mark.parametrize(("make", "name"), TAKEN)
+def test_names_that_a_fit_uses_itself_are_refused(make, name):
+    with pytest.raises(TypeError, match=f"Own must call its '{name}"):
+        make()
+
+
 class Configured(Classifier):
     """Its optimizer has what it is told."""
 
