@@ -55,7 +55,7 @@ class AAggFF(ServerRule):
     - ``"device"``: linear, with an entropy penalty (Algorithm 3). Weights are a softmax of what a client's responses
       exceeded the rounds' means by, in all rounds in which it took part. Few clients may take part in a round.
     - ``"silo"``: by quadratic forms, with a quadratic penalty, as the authors' code has it (Algorithm 2). An absent
-      client counts as one without a loss; weights are over the clients seen so far.
+      client counts as one without a loss, also one that is gone; weights are over the clients seen so far.
     - ``"newton"``: as ``"silo"``, by the online Newton step of textbooks, which gives up the penalty sooner: weights
       come nearer to the best ones, and leave equal weights faster.
 
@@ -77,7 +77,7 @@ class AAggFF(ServerRule):
 
     rounds = server_state(0)
     gains = per_client(float)  # "device": minus the sum of a client's gradients, up to what all share
-    clients = server_state(torch.zeros(0, dtype=torch.int64))  # else: those behind the entries of the tensors
+    clients = server_state(torch.zeros(0, dtype=torch.int64), ids=True)  # else: those behind the entries of the tensors
     gradient = server_state(torch.zeros(0, dtype=torch.float64))
     outer = server_state(torch.zeros(0, 0, dtype=torch.float64))
     decision = server_state(torch.zeros(0, dtype=torch.float64))  # p of the last round

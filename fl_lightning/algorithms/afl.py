@@ -57,6 +57,11 @@ class AFL(ServerRule):
         self.lambda_lr = lambda_lr
         self.full_participation = full_participation
 
+    def clients_changed(self, federation: Federation, sizes: Tensor) -> None:
+        """``lambda`` sums to 1 over the present clients, of whom those without one have the mean."""
+        mass, due = sum(self.lam.values()), len(self.lam) / federation.num_clients
+        self.lam.update({k: due * v / mass if mass > NO_MASS else 1 / len(sizes) for k, v in self.lam.items()})
+
     def begin_fit(self, federation: Federation) -> None:
         """Checks the size of cohorts.
 

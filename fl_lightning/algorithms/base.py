@@ -71,6 +71,13 @@ class ClientRule:
     def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
         """Raises ValueError, before the first round, if the module, trained as laid out, lacks what no need names."""
 
+    def clients_changed(self, federation: Federation, sizes: Tensor) -> None:
+        """Called before :meth:`begin_fit` of a resumed fit whose clients have joined, left, or other data.
+
+        What the rule keeps of clients is theirs still; those that are gone are not seen. What it keeps of all together
+        changes here, where it must. ``sizes [N]`` are training samples, 0 where nobody knows.
+        """
+
     def begin_fit(self, federation: Federation) -> None:
         """Called before the first round of a fit, after what it keeps was restored if the fit is resumed."""
 
@@ -205,6 +212,9 @@ class ServerRule(ABC):
     def client_rule(self) -> ClientRule:
         """The method's client half, the same object on every call; plain local training unless the method has one."""
         return ClientRule() if self._client is None else self._client
+
+    def clients_changed(self, federation: Federation, sizes: Tensor) -> None:
+        """See :meth:`ClientRule.clients_changed`."""
 
     def begin_fit(self, federation: Federation) -> None:
         """Called before the first round of a fit, after what it keeps was restored if the fit is resumed."""

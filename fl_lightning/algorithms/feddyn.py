@@ -62,6 +62,10 @@ class DynamicRegularizer(ClientRule):
         why = f"the step of {type(server).__name__} is no mean: pair it with FedAvg or FedHEAL"
         return None if server.averages else f"adds h / alpha to a mean of the clients' models, and {why}"
 
+    def clients_changed(self, federation: Federation, sizes: Tensor) -> None:
+        """``h`` is the mean of the present clients' duals."""
+        self.h = client_vectors.mean_of(self.h_i, federation, torch.full((len(sizes),), 1 / len(sizes)))
+
     def begin_fit(self, federation: Federation) -> None:
         """Starts ``h`` at 0."""
         self.h = client_vectors.at_begin(self.h, federation, _NAME)

@@ -94,6 +94,11 @@ class ControlVariates(ClientRule):
             f"{server.weighting!r}: give both the same weighting"
         )
 
+    def clients_changed(self, federation: Federation, sizes: Tensor) -> None:
+        """``c`` is the mean of the present clients' ``c_i``, or the fixed point is an optimum of neither."""
+        n = sizes.double() if self.weighting == "samples" and sizes.any() else torch.ones(len(sizes)).double()
+        self.c = client_vectors.mean_of(self.c_i, federation, n / n.sum())
+
     def begin_fit(self, federation: Federation) -> None:
         """Starts ``c`` at 0."""
         self.c = client_vectors.at_begin(self.c, federation, _NAME)

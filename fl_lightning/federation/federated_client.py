@@ -148,8 +148,9 @@ class FederatedClient:
         options, trained = self._options, trained_names(self._module, configured_optimizers(self._module))
         layout = ParamLayout.from_module(self._module, options.algorithm.layers, trained)
         return FitDescription.of(
-            options.algorithm, options.client_rule, layout, clients=self._num_clients, settings=options.settings()
-        )
+            options.algorithm, options.client_rule, layout, called=options.called, clients=self._num_clients,
+            settings=options.settings(),
+        )  # fmt: skip
 
     def train(self, message: ServerMessage | Mapping[str, Any]) -> ClientMessage:
         """One round of this client; the same message again gives the same answer again.

@@ -143,7 +143,7 @@ class FederatedServer(RegisteredClients):
         self._began = 0.0
         self._selection: Selection | None = None
         self._server.reset()
-        self._ready = False
+        self._ready = self._changed = False
 
     @property
     def needs(self) -> Needs:
@@ -164,7 +164,8 @@ class FederatedServer(RegisteredClients):
         """Before the first round of this object; after :meth:`load_state_dict` if it goes on from a checkpoint."""
         if self._steps_per_round is None:
             self._steps_per_round = self._mean_steps()
-        self.memory = self._server.begin(self.rounds, keeps_client_optimizers=False)
+        sizes = self.client_sizes if self._changed else None
+        self.memory = self._server.begin(self.rounds, keeps_client_optimizers=False, changed=sizes)
         self._ready = True
 
     def open_round(self) -> tuple[int, ...]:
@@ -270,8 +271,8 @@ class FederatedServer(RegisteredClients):
             source: what it comes from, for errors.
 
         Raises:
-            ValueError: it is of another federation (method, layout, number of clients, server optimizer), or was
-                written by a version that stores other things.
+            ValueError: it is of another federation (method, layout, server optimizer), or was written by a version that
+                stores other things.
         """
         if state.get("version") != VERSION:
             raise ValueError(
@@ -279,9 +280,9 @@ class FederatedServer(RegisteredClients):
                 "fl_lightning that wrote it"
             )
         known = {**state, "client_optimizers": {}}
-        check_resume(known, self.fit_description, source, self._options.strict_resume)
+        self._changed = check_resume(known, self.fit_description, source, self._options.strict_resume)
         self._model.load_state_dict(state)
-        self._server.load(state)
+        self._server.load(state, {})
         self.round, self._steps_per_round = state["round"], state["steps_per_round"]
         self._load_clients(state)
 

@@ -31,6 +31,7 @@ class RegisteredClients:
 
     def __init__(self) -> None:
         self._known: dict[int, ClientIntroduction] = {}
+        self._gone: list[ClientIntroduction] = []  # those of a checkpoint whose ids are not registered any more
         self._warned: set[str] = set()
         self.counted: dict[int, int] = {}  # by client, the last round in which its answer entered the step
         self.learning_rate: float | None = None  # mean of the clients in the last round
@@ -136,9 +137,11 @@ class RegisteredClients:
         self.learning_rate = trusted(mean_rate)(rates) if rates else None
 
     def _clients_state(self) -> dict[str, Any]:
-        clients = [asdict(known) for known in self._known.values()]
+        clients = [asdict(known) for known in (*self._known.values(), *self._gone)]
         return {"counted": dict(self.counted), "local_steps": self._local_steps, "clients": clients}
 
     def _load_clients(self, state: Mapping[str, Any]) -> None:
         self.counted, self._local_steps = dict(state["counted"]), state["local_steps"]
-        self._known = {entry["client_id"]: ClientIntroduction(**entry) for entry in state["clients"]}
+        known = [ClientIntroduction(**entry) for entry in state["clients"]]
+        self._known = {found.client_id: found for found in known if found.client_id < self.num_clients}
+        self._gone = [found for found in known if found.client_id >= self.num_clients]

@@ -16,6 +16,7 @@ from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.storage import kept
+from fl_lightning.core.storage.per_client import matched, renumbered
 from fl_lightning.core.tensors import checksums
 from fl_lightning.core.updates import Columns
 from fl_lightning.data.client_loaders import ClientLoaders
@@ -43,9 +44,11 @@ class FederatedFit:
         self._server.cohorts.num_samples = int(loaders.sizes.sum())
         renewed = trainer.reload_dataloaders_every_n_epochs > 0  # type: ignore[attr-defined]
         self.description = self._server.description(
+            names=loaders.names if isinstance(loaders.names, tuple) else (),  # else they are numbers
             data={} if renewed else loaders.fingerprint(),
             steps_per_round=None if renewed else clients.schedules.steps,
         )
+        self._gone: list[str] = []  # names of clients that are not registered any more
         self._round: Round | None = None
         self._drop_outs: frozenset[int] = frozenset()
         self.memory: dict[str, int] = {}  # allocated beside the module, in bytes by name
@@ -54,18 +57,20 @@ class FederatedFit:
 
     def begin(self, states: Mapping[str, Any] | None) -> None:
         """Starts from nothing, or from the states of a checkpoint or an earlier fit."""
-        server = self._server
+        server, changed = self._server, False
         if states is None:
             server.reset()
         else:
             path = self._trainer.ckpt_path
             source = "the last fit's state" if path is None else f"the checkpoint {path}"
-            check_resume(states, self.description, source, self._options.strict_resume)
-            server.load(states)
-            self.clients.runner.optimizers.load_state_dict(states["client_optimizers"])
+            changed = check_resume(states, self.description, source, self._options.strict_resume)
+            ids, self._gone = matched(states, self.clients.loaders.names)
+            server.load(states, ids)
+            self.clients.runner.optimizers.load_state_dict(renumbered(states["client_optimizers"], ids))
             if "schedules" in states:  # files of earlier versions have none
                 self.clients.schedules.load_state_dict(states["schedules"])
-        self.memory = server.begin(self._planned_rounds(), self._options.keeps_optimizer)
+        sizes = self.clients.loaders.sizes if changed else None
+        self.memory = server.begin(self._planned_rounds(), self._options.keeps_optimizer, sizes)
         plan = ", ".join(f"{name} {size:,} B" for name, size in self.memory.items())
         reason = self.clients.runner.full_path
         path_taken = "lean" if reason is None else f"full ({reason})"
@@ -113,6 +118,7 @@ class FederatedFit:
         """Everything that a bit-exact resume needs besides weights and loop counters."""
         return {
             "fit": self.description.state_dict(),
+            "gone": self._gone,
             **self._server.states(),
             "client_optimizers": self.clients.runner.optimizers.state_dict(),
             "schedules": self.clients.schedules.state_dict(),

@@ -78,12 +78,13 @@ class Guards:
         """What a checkpoint holds of each guard."""
         return {name: in_columns(kept.state(guard), kept.columns(guard), columns) for name, guard in self._named()}
 
-    def load_state_dict(self, states: Mapping[str, Any], columns: Columns) -> None:
+    def load_state_dict(self, states: Mapping[str, Any], columns: Columns, ids: Mapping[int, int]) -> None:
         """Restores what :meth:`state_dict` returned; guards that it lacks begin anew."""
         self.reset()
         for name, guard in self._named():
             if name in states:
-                kept.load(guard, for_columns(states[name], kept.columns(guard), columns))
+                own = kept.renumbered(guard, states[name], ids)
+                kept.load(guard, for_columns(own, kept.columns(guard), columns))
 
     def in_columns(self) -> list[str]:
         """Names of what lies in columns, among the states."""

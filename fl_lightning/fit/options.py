@@ -96,6 +96,11 @@ class ClientOptions(LocalOptions):
         own = server.needs | Needs(full_gradients=self.full_gradients)
         return Method(type(server).__name__, type(given).__name__, own, own | rule.needs, rule)
 
+    @property
+    def called(self) -> str:
+        """The method in a user's words."""
+        return self.method.server + (f" with client={self.method.client}" if self.client is not None else "")
+
     def settings(self) -> dict[str, Any]:
         """The options that change results, apart from the method, as plain values."""
         names = ("local_epochs", "local_steps", "client_optimizer_state", "buffers", "seed", "loss_batch_size")

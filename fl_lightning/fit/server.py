@@ -59,7 +59,7 @@ class Server:
         name = "none" if self.optimizer is None else type(self.optimizer).__name__
         settings = {"clients_per_round": len(self._rows), **self._options.settings()}
         return FitDescription.of(
-            self._algorithm, self._rule, self._binding.layout,
+            self._algorithm, self._rule, self._binding.layout, called=self._options.called,
             clients=self._num_clients, server_optimizer=name, settings=settings, **entries,
         )  # fmt: skip
 
@@ -75,14 +75,19 @@ class Server:
 
     # ---- what lasts from round to round
 
-    def begin(self, rounds: int | None, keeps_client_optimizers: bool) -> dict[str, int]:
-        """All that the first round needs is there; returns bytes that are held beside the module, by name."""
+    def begin(self, rounds: int | None, keeps_client_optimizers: bool, changed: Tensor | None = None) -> dict[str, int]:
+        """All that the first round needs is there; returns bytes that are held beside the module, by name.
+
+        ``changed``: training samples ``[N]``, if the clients or their data are others than those of the states.
+        """
         rules, theta, columns = (self._algorithm, self._rule), self._binding.theta, self._rows.columns
         federation = trusted(Federation)(
             self._num_clients, self._binding.layout, theta.device, theta.dtype, len(self._rows), rounds,
             columns if len(columns.spans) > 1 else None, self._buffers.nbytes,
         )  # fmt: skip
         for rule in rules:
+            if changed is not None:
+                rule.clients_changed(federation, changed)
             rule.begin_fit(federation)
         return memory_plan(federation, rules, self.optimizer is not None, keeps_client_optimizers)
 
@@ -104,12 +109,15 @@ class Server:
             "failed_rounds": self.failures.failed_rounds,
         }
 
-    def load(self, states: Mapping[str, Any]) -> None:
-        """Goes on from what :meth:`states` returned; files of earlier versions lack guards and counts."""
+    def load(self, states: Mapping[str, Any], ids: Mapping[int, int]) -> None:
+        """Goes on from what :meth:`states` returned; ``ids`` are those that clients have now, by earlier ones."""
         columns = self._rows.columns
         for name, rule in (("algorithm", self._algorithm), ("client_rule", self._rule)):
-            kept.load(rule, for_columns(states[name], kept.columns(rule), columns))
-        self.guards.load_state_dict(states.get("guards", {}), columns)
+            own = kept.renumbered(rule, states[name], ids)
+            kept.load(rule, for_columns(own, kept.columns(rule), columns))
+        self.guards.load_state_dict(states.get("guards", {}), columns, ids)
+        for part in (self._algorithm, self._rule, *self.guards.each):
+            kept.among(part, self._num_clients)
         self.failures.skipped_rounds = states.get("skipped_rounds", 0)
         self.failures.failed_rounds = states.get("failed_rounds", 0)
         if self.optimizer is not None:

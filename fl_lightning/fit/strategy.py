@@ -80,8 +80,8 @@ class FederatedStrategy(ReadableStrategy):
             method, the server optimizer and kept client optimizers remember. It is counted and logged, and warns.
         max_failed_rounds: stop with an error after so many rounds in a row in which clients trained and nothing came of
             it, because no upload was usable or the step was not finite. ``None`` never stops.
-        strict_resume: refuse to go on from a checkpoint that was written with other data or other arguments of the
-            method, if the method remembers anything of them. ``False`` warns instead.
+        strict_resume: refuse to go on from a checkpoint that was written with other arguments of the method, if the
+            method remembers anything. ``False`` warns instead. Clients may join, leave, or have other data.
         loss_batch_size: samples per forward pass when a method asks for clients' losses or accuracies; default the
             training batch size. A larger number is faster. It gives the same values if the loss is a mean over samples.
         log_client_names: log clients' values under their names instead of their numbers, where they have names

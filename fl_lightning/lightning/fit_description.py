@@ -19,8 +19,8 @@ from fl_lightning.lightning.names import rank_zero_warn
 from fl_lightning.lightning.versions import package_versions
 
 _LISTED = 16  # numbers; of longer lists and tensors a digest
-_MUST_AGREE = ("method", "clients", "layout", "server_optimizer", "steps_per_round")
-_BELONG_TO_STATE = ("arguments", "data")
+_MUST_AGREE = ("method", "layout", "server_optimizer")
+_NAMED = 5  # clients in a message
 
 
 class _Rule(Protocol):
@@ -36,8 +36,10 @@ class FitDescription:
 
     Attributes:
         method: names of the server rule and the client rule, ``"FedLF with ClientRule"``.
+        called: the method in a user's words, ``"FedAvg with client=SCAFFOLD"``.
         layout: order, names and shapes of the parameters, and the layers.
         clients: registered clients.
+        names: of the clients, by id, where they have names.
         server_optimizer: name of the server optimizer's class, ``"none"`` without.
         arguments: by the rule's name, the arguments of its constructor.
         data: what tells the clients' data from others, see :meth:`fl_lightning.data.ClientLoaders.fingerprint`.
@@ -49,6 +51,8 @@ class FitDescription:
     method: str
     layout: Mapping[str, Sequence[str]] = field(default_factory=dict)
     clients: int | None = None
+    names: Sequence[str] = ()
+    called: str | None = None
     server_optimizer: str | None = None
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -68,12 +72,16 @@ class FitDescription:
             **entries: further attributes.
         """
         names = type(server).__name__, type(client).__name__
-        arguments = {name: rule.hyperparameters() for name, rule in zip(names, (server, client), strict=True)}
+        half = (entries.get("called") or "").rpartition("=")[2] or names[1]  # a method's own half has the method's name
+        arguments = {names[0]: server.hyperparameters()}
+        arguments[half] = client.hyperparameters() | arguments.get(half, {})
         return cls(" with ".join(names), layout_fingerprint(layout), arguments=arguments, **entries)
 
     def differences(self, other: FitDescription) -> dict[str, str]:
         """In words, by entry, what ``other`` has instead of what this one has; agreeing entries are left out."""
-        found = {name: _became(getattr(self, name), getattr(other, name)) for name in ("method", "clients")}
+        found = {"method": _became(self.method, other.method), "clients": _clients_became(self, other)}
+        if found["method"] and self.called != other.called:
+            found["method"] = _became(self.called or self.method, other.called or other.method)
         if self.layout and other.layout:
             found["layout"] = layout_difference(self.layout, other.layout)
         found["steps_per_round"] = _became(self.steps_per_round, other.steps_per_round)
@@ -137,6 +145,17 @@ def _became(old: Any, new: Any) -> str:
     return "" if old is None or new is None or old == new else f"{_shown(old)} became {_shown(new)}"
 
 
+def _clients_became(old: FitDescription, new: FitDescription) -> str:
+    if not (old.names and new.names):
+        return _became(old.clients, new.clients)
+    before, after = set(old.names), set(new.names)
+    changes = {"joined": [n for n in new.names if n not in before], "left": [n for n in old.names if n not in after]}
+    return ", ".join(
+        f"{', '.join(map(repr, who[:_NAMED]))}{f' and {len(who) - _NAMED} more' * (len(who) > _NAMED)} {what}"
+        for what, who in changes.items() if who
+    )  # fmt: skip
+
+
 def _entries_became(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     changed = {name: (old[name], new[name]) for name in old if name in new and old[name] != new[name]}
     return ", ".join(
@@ -170,31 +189,38 @@ def remembers(states: Mapping[str, Any]) -> list[str]:
     return [words for name, words in names.items() if _holds_something(states[name])]
 
 
-def check_resume(states: Mapping[str, Any], expected: FitDescription, source: str, strict: bool) -> None:
+def check_resume(states: Mapping[str, Any], expected: FitDescription, source: str, strict: bool) -> bool:
     """Compares the fit that wrote a checkpoint with the one that goes on from it; warns of what may differ.
 
-    ``source`` is what the states come from, as a message names it. ``strict`` refuses other data and arguments where
-    something is remembered. Where the states mean nothing to this fit, it always raises ValueError: another method,
-    server optimizer, number of clients, layout, or number of steps of a round.
+    ``source`` is what the states come from, as a message names it. ``strict`` refuses other arguments where something
+    is remembered. Where the states mean nothing to this fit, it always raises ValueError: another method, server
+    optimizer or layout, or another number of steps of a round without other clients or data. Returns whether clients
+    have joined, left, or other data.
     """
     differences = FitDescription.from_state_dict(states["fit"]).differences(expected)
+    changed = bool({"clients", "data"} & differences.keys())
     refused = [differences[name] for name in _MUST_AGREE if name in differences]
+    if not changed and "steps_per_round" in differences:
+        refused.append(differences["steps_per_round"])
     if refused:
         raise ValueError(
             f"{source} was written by another fit, {refused[0]}: use the same, or start from the weights alone "
             "(load_from_checkpoint)"
         )
-    refused = [differences[name] for name in _BELONG_TO_STATE if name in differences]
-    memories = remembers(states)
-    if refused and memories and strict:
+    memories = " and ".join(remembers(states))
+    if "arguments" in differences and memories and strict:
         raise ValueError(
-            f"{source} was written by another fit, {'; '.join(refused)}: the memory of {' and '.join(memories)} "
-            "belongs to that one. Use the same, start from the weights alone (load_from_checkpoint), or go on all the "
-            "same with FederatedStrategy(strict_resume=False)"
+            f"{source} was written by another fit, {differences['arguments']}: the memory of {memories} belongs to "
+            "that one. Use the same, start from the weights alone (load_from_checkpoint), or go on all the same with "
+            "strict_resume=False"
         )
+    if changed:
+        differences.pop("steps_per_round", None)  # rounds count as many as before
     if differences:
         words = "; ".join(differences.values())
-        rank_zero_warn(f"the fit goes on with other settings than {source} was written with: {words}")
+        kept = f". What {memories} remembers of clients stays theirs" * bool(changed and memories)
+        rank_zero_warn(f"the fit goes on with other settings than {source} was written with: {words}{kept}")
+    return changed
 
 
 def _holds_something(state: Any) -> bool:

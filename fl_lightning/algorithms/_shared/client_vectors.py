@@ -29,6 +29,14 @@ def at_begin(vector: Tensor | None, federation: Federation, name: str) -> Tensor
     return vector.to(federation.device)
 
 
+def mean_of(vectors: PerClient[Tensor], federation: Federation, shares: Tensor) -> Tensor:
+    """The server's vector anew, where other clients are registered: the mean of theirs, weighted by ``shares [N]``."""
+    mean = at_begin(None, federation, "")
+    for client, vector in sorted(vectors.items()):
+        mean += float(shares[client]) * vector.to(mean)
+    return mean
+
+
 def add_to_gradients(work: LocalWork, vectors: Sequence[Tensor], factor: float = 1.0) -> None:
     """Adds a multiple of a vector per parameter to its gradient; parameters without one stay as they are."""
     pairs = [(p.grad, vector) for p, vector in zip(work.parameters, vectors, strict=True) if p.grad is not None]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from math import isqrt
 
 from torch import Tensor
@@ -44,7 +45,8 @@ class RemembersRows(ServerRule):
 
     def begin_fit(self, federation: Federation) -> None:
         """Plans no more rows than there are clients, and than rounds bring."""
-        clients, layers = federation.num_clients, federation.layout.num_layers
+        layers = federation.layout.num_layers
+        clients = len({*range(federation.num_clients), *self.history.select()})  # some may be gone
         cohort, most = federation.cohort_size, self.max_history or clients
         rounds = [each for each in (self.window, federation.rounds) if each is not None]
         rows = min([clients, *(each * (cohort or clients) for each in rounds)])
@@ -62,6 +64,7 @@ class RemembersRows(ServerRule):
     def joint_rows(self, cohort: Cohort, since: float | None = None) -> JointRows:
         """The round's rows, followed by those of absent clients that were last online in round ``since`` or later."""
         absent = self.history.select(exclude=set(cohort.client_ids), since=since)
+        absent = [client for client in absent if client < (cohort.num_clients or math.inf)]
         return JointRows(cohort, type(self).__name__, self.history, absent)
 
     def remember(self, cohort: Cohort, scales: Tensor | float = 1.0, live: Tensor | None = None) -> None:

@@ -16,7 +16,7 @@ how many bytes a fit takes, and how a round is taken back: rounds replace what i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, overload
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fl_lightning.arguments import ANY, checked, shown
 from fl_lightning.core.model_snapshot import Snapshot
-from fl_lightning.core.storage.per_client import ByClient, ClientFiles, PerClient, plain, restored
+from fl_lightning.core.storage.per_client import ByClient, ClientFiles, PerClient, plain, renumbered, restored, with_ids
 from fl_lightning.core.storage.row_history import RowHistory
 
 T = TypeVar("T")
@@ -69,6 +69,10 @@ class Declared(ABC, Generic[T]):
     def loaded(self, rule: object, state: Any) -> T:
         """The value that had this state."""
 
+    def renumbered(self, state: Any, ids: Mapping[int, int]) -> Any:
+        """The state where clients have other ids now, by those that they had."""
+        return state
+
     @abstractmethod
     def tentatively(self, rule: object) -> Callable[[bool], None]:
         """A round begins; what is returned is called when it is known whether it counts."""
@@ -96,10 +100,10 @@ def named(rule: object, attribute: str | None) -> Any:
 
 
 class _ServerState(Declared[T]):
-    def __init__(self, start: T | type, columns: bool, sent: Literal["all"] | None, wide: bool) -> None:
+    def __init__(self, start: T | type, columns: bool, sent: Literal["all"] | None, wide: bool, ids: bool) -> None:
         self.kind = start if isinstance(start, type) else type(start)
         self._start = None if isinstance(start, type) else start
-        self.columns, self.sent, self._wide = ("{}",) if columns else (), sent, wide
+        self.columns, self.sent, self._wide, self._ids = ("{}",) if columns else (), sent, wide, ids
 
     def begun(self, rule: object) -> T:
         return cast(T, self._start)
@@ -109,6 +113,9 @@ class _ServerState(Declared[T]):
 
     def loaded(self, rule: object, state: Any) -> T:
         return cast(T, restored(self.kind, state))
+
+    def renumbered(self, state: Any, ids: Mapping[int, int]) -> Any:
+        return with_ids(state, ids) if self._ids else state
 
     def tentatively(self, rule: object) -> Callable[[bool], None]:
         before = self.__get__(rule, type(rule))
@@ -132,6 +139,9 @@ class _Object(Declared[Held]):
         value = self.begun(rule)
         value.load_state_dict(state)
         return value
+
+    def renumbered(self, state: Any, ids: Mapping[int, int]) -> Any:
+        return renumbered(state, ids)
 
     def tentatively(self, rule: object) -> Callable[[bool], None]:
         return self.__get__(rule, type(rule)).tentatively()
@@ -193,15 +203,15 @@ class _Rows(_Object[RowHistory]):
 
 @overload
 def server_state(
-    start: type[T], *, columns: bool = False, sent: Literal["all"] | None = None, wide: bool = False
+    start: type[T], *, columns: bool = False, sent: Literal["all"] | None = None, wide: bool = False, ids: bool = False
 ) -> Declared[T | None]: ...
 @overload
 def server_state(
-    start: T, *, columns: bool = False, sent: Literal["all"] | None = None, wide: bool = False
+    start: T, *, columns: bool = False, sent: Literal["all"] | None = None, wide: bool = False, ids: bool = False
 ) -> Declared[T]: ...
 @checked(start=ANY)
 def server_state(
-    start: Any, *, columns: bool = False, sent: Literal["all"] | None = None, wide: bool = False
+    start: Any, *, columns: bool = False, sent: Literal["all"] | None = None, wide: bool = False, ids: bool = False
 ) -> Declared[Any]:
     """Declares one value that the server keeps: a number, a tuple of numbers, or a tensor.
 
@@ -210,13 +220,14 @@ def server_state(
         columns: its last dimension has a number per column.
         sent: ``"all"``: it goes to every client of a round.
         wide: it has float32 or better, for the memory plan.
+        ids: it is a vector of client ids.
     """
     numbers = start if isinstance(start, tuple) else (start,)
     if start not in (*_KINDS, tuple) if isinstance(start, type) else not all(map(_can_begin, numbers)):
         raise TypeError(
             f"start of server_state must be a number, a tensor, a tuple of these, or such a type, found {shown(start)}"
         )
-    return _ServerState(start, columns, sent, wide)
+    return _ServerState(start, columns, sent, wide, ids)
 
 
 def _can_begin(value: object) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fl_lightning.core.model_snapshot import Snapshot
 from fl_lightning.core.storage.declared import Declared, Extent
-from fl_lightning.core.storage.per_client import plain, restored
+from fl_lightning.core.storage.per_client import ByClient, plain, restored
 from fl_lightning.core.updates import Columns
 
 Rule = TypeVar("Rule")
@@ -48,6 +48,20 @@ def load(rule: object, states: Mapping[str, Any]) -> None:
     loaded = {name: entries[name].loaded(rule, value) for name, value in states.items()}
     reset(rule)
     vars(rule).update(loaded)
+
+
+def renumbered(rule: object, states: Mapping[str, Any], ids: Mapping[int, int]) -> dict[str, Any]:
+    """What :func:`state` returned where clients have other ids now, by those that they had."""
+    entries = declared(rule)
+    return {name: entries[name].renumbered(value, ids) if name in entries else value for name, value in states.items()}
+
+
+def among(rule: object, clients: int) -> None:
+    """So many clients are registered, and a rule sees nothing of what others had, who may come back."""
+    for name in declared(rule):
+        value = getattr(rule, name)
+        if isinstance(value, ByClient):
+            value.among(clients)
 
 
 def at(rule: Rule, states: Mapping[str, Any]) -> Rule:

@@ -31,6 +31,9 @@ class ByClient(Mapping[int, T]):
     def tentatively(self) -> Callable[[bool], None]:
         """A round begins; what is returned is called with whether it counts, and takes changes back if not."""
 
+    def among(self, clients: int) -> None:
+        """So many clients are registered: what others had, who may come back, is kept and not shown."""
+
     @abstractmethod
     def state_dict(self) -> dict[Any, Any]:
         """What a checkpoint holds; tensors share memory with this object."""
@@ -52,6 +55,7 @@ class PerClient(ByClient[T], MutableMapping[int, T], Generic[T]):
             raise ValueError(f"capacity must be at least 1 client, found {capacity}")
         self._kind, self._device, self._capacity = kind, device, capacity
         self._held: dict[int, T] = {}  # with a capacity in the order of the last writes
+        self._gone: dict[int, T] = {}  # of clients that are not registered any more
 
     def __getitem__(self, client_id: int) -> T:
         return self._held[client_id]
@@ -98,15 +102,49 @@ class PerClient(ByClient[T], MutableMapping[int, T], Generic[T]):
 
         return settle
 
+    def among(self, clients: int) -> None:
+        """See :meth:`ByClient.among`."""
+        everybody = self._gone | self._held
+        self._held = {client: value for client, value in everybody.items() if client < clients}
+        self._gone = {client: value for client, value in everybody.items() if client >= clients}
+
     def state_dict(self) -> dict[int, Any]:
         """Values by client id; models as dictionaries of their tensors."""
-        return {client: plain(value) for client, value in self._held.items()}
+        return {client: plain(value) for client, value in (self._gone | self._held).items()}
 
     def load_state_dict(self, state: Mapping[int, Any]) -> None:
         """Restores :meth:`state_dict`; tensors are copied."""
-        self._held = {}
+        self._held, self._gone = {}, {}
         for client, value in state.items():
             self[int(client)] = restored(self._kind, value)
+
+
+def renumbered(state: Mapping[Any, Any], ids: Mapping[int, int]) -> dict[Any, Any]:
+    """A state by client id, or with ``"clients"`` or ``"files"`` whose first column is it, for other ids of clients."""
+    tables = {name: with_ids(state[name], ids) for name in ("clients", "files") if name in state}
+    return {ids.get(key, key): value for key, value in state.items()} | tables
+
+
+def with_ids(table: Tensor, ids: Mapping[int, int]) -> Tensor:
+    """A copy of a table ``[k, ...]``, or of a vector, whose first column holds client ids, for other ids of clients."""
+    changed = table.clone()
+    column = changed if changed.dim() == 1 else changed[:, 0]
+    column.copy_(torch.tensor([ids.get(client, client) for client in column.tolist()], dtype=table.dtype))
+    return changed
+
+
+def matched(states: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[int, int], list[str]]:
+    """Ids that clients have now, by those of a checkpoint, and who is gone: their ids follow the others'.
+
+    Clients are told by their names; where they have none, in ``names`` or there, they keep their numbers.
+    """
+    before = [*states["fit"].get("names", ()), *states.get("gone", ())]
+    if not (before and isinstance(names, tuple)):
+        return {}, []
+    places = {name: place for place, name in enumerate(names)}
+    gone = [name for name in before if name not in places]
+    places |= {name: len(names) + place for place, name in enumerate(gone)}
+    return {place: places[name] for place, name in enumerate(before)}, gone
 
 
 def plain(value: Any) -> Any:
@@ -134,9 +172,9 @@ _CHECKPOINTS = 2
 class ClientFiles(ByClient[Snapshot]):
     """One :class:`~fl_lightning.core.model_snapshot.Snapshot` per client: ``<directory>/client-<id>/round-<when>.pt``.
 
-    A checkpoint holds ids, rounds and digests only; the files are what it refers to. A file is never changed, and stays
-    as long as it is a client's newest or one of the last two different states refers to it. Every fit needs a directory
-    of its own.
+    The id in the name is the client's first one: it stays where others join or leave. A checkpoint holds ids, rounds
+    and digests only; the files are what it refers to. A file is never changed, and stays as long as it is a client's
+    newest or one of the last two different states refers to it. Every fit needs a directory of its own.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -167,6 +205,8 @@ class ClientFiles(ByClient[Snapshot]):
 
     def keep(self, client_id: int, value: Snapshot, when: int) -> None:
         """Writes the client's model of round ``when``, flushed to disk before it gets its name."""
+        if client_id not in self._newest and client_id in self._places.values():
+            self._places[client_id] = max(*self._places.values(), *self._newest) + 1
         model = value.to("cpu")
         content = {"client": client_id, "round": when, "params": model.params, "buffers": model.buffers}
         write_whole(self._path(client_id, when), content, private=True)
@@ -182,22 +222,24 @@ class ClientFiles(ByClient[Snapshot]):
     def clear(self) -> None:
         """Forgets everything; files stay where they are."""
         self._newest: dict[int, tuple[int, int]] = {}
+        self._places: dict[int, int] = {}  # by client, the id in the names of its files, if it is another one
         self._referred: list[dict[int, int]] = []  # client to round, per state handed out
 
     def state_dict(self) -> dict[str, Any]:
-        """Which files are the newest, ``[k, 3]``: client, round, digest. Their removal waits for later states."""
+        """Which files are the newest, ``[k, 4]``: client, round, digest, first id. Removal waits for later states."""
         state = {client: when for client, (when, _) in self._newest.items()}
         if state and (not self._referred or self._referred[-1] != state):
             self._referred.append(state)
             dropped, self._referred = self._referred[:-_CHECKPOINTS], self._referred[-_CHECKPOINTS:]
             self._remove({entry for old in dropped for entry in old.items()})
-        entries = [[client, when, digest] for client, (when, digest) in sorted(self._newest.items())]
-        return {"files": torch.tensor(entries, dtype=torch.int64).view(-1, 3)}
+        entries = [[c, *of_round, self._places.get(c, c)] for c, of_round in sorted(self._newest.items())]
+        return {"files": torch.tensor(entries, dtype=torch.int64).view(-1, 4)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores :meth:`state_dict`; files must be there, and are read when they are asked for."""
         self.clear()
-        self._newest = {client: (when, digest) for client, when, digest in state["files"].tolist()}
+        self._newest = {client: (when, digest) for client, when, digest, _ in state["files"].tolist()}
+        self._places = {client: place for client, _, _, place in state["files"].tolist() if place != client}
         for client, (when, _) in self._newest.items():
             if not self._path(client, when).exists():
                 raise FileNotFoundError(
@@ -207,7 +249,7 @@ class ClientFiles(ByClient[Snapshot]):
         self._referred = [{client: when for client, (when, _) in self._newest.items()}] if self._newest else []
 
     def _path(self, client_id: int, when: int) -> Path:
-        return client_file(self.directory, client_id, when)
+        return client_file(self.directory, self._places.get(client_id, client_id), when)
 
     def _remove(self, entries: AbstractSet[tuple[int, int]]) -> None:
         """Deletes files that nothing refers to any more."""

@@ -84,7 +84,8 @@ class Evaluator:
         loaders = _divided_loaders(trainer)
         if loaders:
             layers, trained = self._algorithm.layers, self._model.trained
-            personal = personal_evaluation(trainer, self._client_rule, loaded, layers, trained)
+            names = next(one.loaders.names for one in loaders if one is not None)
+            personal = personal_evaluation(trainer, self._client_rule, loaded, layers, trained, names)
             ranks = trainer.strategy.ranks  # type: ignore[attr-defined]
             self._running = ClientEvaluation(trainer, loaders, stage, rounds, self._notices, personal, seed, ranks)
             self._guard.enter_context(self._running.listening())

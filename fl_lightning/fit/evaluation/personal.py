@@ -15,6 +15,7 @@ from fl_lightning.core.layout import LayerSpec, ParamLayout, layout_difference, 
 from fl_lightning.core.model_snapshot import ModelPart, Snapshot, standing_in
 from fl_lightning.core.modules import trained_parameters
 from fl_lightning.core.storage import kept
+from fl_lightning.core.storage.per_client import matched
 from fl_lightning.lightning.names import Trainer, TrainerFn, rank_zero_warn
 
 PREFIX = "personal/"
@@ -26,11 +27,13 @@ def personal_evaluation(
     loaded: Mapping[str, Any] | None,
     layers: LayerSpec,
     trained: Sequence[str] | None,
+    names: Sequence[str],
 ) -> PersonalEvaluation | None:
     """Evaluates the clients' own models that belong to the global one; ``None`` where there are none.
 
     Those of the rule, or, if ``validate`` or ``test`` loads a checkpoint (its federated state: ``loaded``), that
-    checkpoint's. Warns if it has none that this rule can take, rather than evaluate those of another time.
+    checkpoint's, of clients by their ``names``. Warns if it has none that this rule can take, rather than evaluate
+    those of another time.
     """
     if trainer.sanity_checking or not overrides(rule, "personal_model"):
         return None
@@ -43,7 +46,8 @@ def personal_evaluation(
     else:
         try:
             trained = _laid_out(fit, trainer.lightning_module, layers)
-            return PersonalEvaluation(trainer, kept.at(rule, state["client_rule"]).personal_model, layers, trained)
+            own = kept.renumbered(rule, state["client_rule"], matched(state, names)[0])
+            return PersonalEvaluation(trainer, kept.at(rule, own).personal_model, layers, trained)
         except (FileNotFoundError, ValueError) as error:
             reason = str(error)
     rank_zero_warn(f"personal models are not evaluated with the checkpoint {trainer.ckpt_path}: {reason}")
