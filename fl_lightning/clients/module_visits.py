@@ -19,7 +19,7 @@ from torchmetrics import Metric
 
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.core.processes import pack, unpack
-from fl_lightning.lightning.metric_state import MetricShare, MetricState, joins_clients, updates_of
+from fl_lightning.lightning.metric_state import MetricShare, MetricState, held_in, joins_clients
 from fl_lightning.lightning.module.contents import PLAIN
 from fl_lightning.lightning.module.kept_objects import Added, Items, Kept, Names, Numbers, kinds_of
 from fl_lightning.lightning.module.object_state import ObjectState
@@ -41,7 +41,7 @@ class ModuleVisits:
         self._module = module
         self._state: ObjectState | None = None
         self._aside: list[tuple[Metric, MetricState]] = []
-        self._others: list[tuple[str, Metric, int]] = []
+        self._others: list[tuple[str, Metric, list[Any]]] = []
         self._in_visit = self._pinned = False
         self._changed: list[Kept] | None = None
 
@@ -88,7 +88,7 @@ class ModuleVisits:
         metrics = self.looked.metrics.items()
         self._in_visit, self._changed = True, None
         self._aside = [(metric, MetricState(metric)) for _, metric in metrics if joins_clients(metric)]
-        self._others = [(name, metric, updates_of(metric)) for name, metric in metrics if not joins_clients(metric)]
+        self._others = [(name, metric, held_in(metric)) for name, metric in metrics if not joins_clients(metric)]
         for _, before in self._aside:  # of all, before the first is emptied: those of a collection may share states
             before.metric.reset()
 
@@ -97,7 +97,7 @@ class ModuleVisits:
         shares = [(metric, MetricShare.of(metric)) for metric, _ in self._aside]
         metrics = [(metric, share) for metric, share in shares if share.updates or share.value is not None]
         changed = self._changed = self.looked.changed()
-        ran_on = tuple(name for name, metric, updates in self._others if updates_of(metric) != updates)
+        ran_on = tuple(name for name, metric, held in self._others if not _same(held_in(metric), held))
         if not changed:
             return Left([], metrics, ran_on)
         settled = _Settled(self.looked)
@@ -165,6 +165,10 @@ def _merge_object(changes: Sequence[tuple[Kept, Any, bool]]) -> None:
         if is_chosen:
             kept.apply(change)
     changes[0][0].bind(new)
+
+
+def _same(now: list[Any], before: list[Any]) -> bool:
+    return len(now) == len(before) and all(map(is_, now, before))
 
 
 class _Settled:

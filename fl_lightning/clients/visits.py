@@ -27,6 +27,7 @@ from fl_lightning.core.modules import submodules
 from fl_lightning.core.processes import pack, unpack
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.fast_log import LogCall, LoggedMetric, TrainingLog, current_hook, replay
+from fl_lightning.lightning.metric_state import last_value
 from fl_lightning.lightning.module.contents import PLAIN
 from fl_lightning.lightning.names import LightningModule
 
@@ -162,7 +163,7 @@ class LogRecorder(TrainingLog):
                     f"metric objects that {type(self._module).__name__} logs must be submodules where clients train in "
                     f"other processes, found another one for {name!r}"
                 )
-            value = LoggedMetric(self._names[id(value)], value._forward_cache)
+            value = LoggedMetric(self._names[id(value)], last_value(value))
         value = value.detach().clone() if isinstance(value, Tensor) else value
         size = self._module.trainer.fit_loop.epoch_loop.batch_size
         self.calls.append(LogCall(current_hook(self._module), size, name, value, args, kwargs))

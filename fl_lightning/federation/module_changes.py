@@ -22,7 +22,7 @@ from fl_lightning.clients.module_visits import Left, ModuleVisits
 from fl_lightning.core.modules import submodules
 from fl_lightning.federation.door import STATE_BYTES, MisfitError, said
 from fl_lightning.federation.plain_values import Reader, StaysError, Writer, is_own_name
-from fl_lightning.lightning.metric_state import MetricShare, joins_clients
+from fl_lightning.lightning.metric_state import MetricShare, defaults_of, joins_clients
 from fl_lightning.lightning.module.contents import GENERATORS
 from fl_lightning.lightning.module.kept_objects import Added, Kept, Names
 from fl_lightning.lightning.module.object_state import ObjectState
@@ -193,15 +193,20 @@ def _change(kept: Kept, form: str, parts: Sequence[Any], reader: Reader) -> Any:
 
 
 def _share(metric: Any, states: Mapping[str, Any], updates: int) -> MetricShare:
-    if states.keys() != metric._defaults.keys() or type(updates) is not int or not 0 < updates <= _UPDATES:
-        raise ValueError(f"it must have states {list(metric._defaults)}, found {said(list(states))}")
+    defaults = defaults_of(metric)
+    if states.keys() != defaults.keys() or type(updates) is not int or not 0 < updates <= _UPDATES:
+        raise ValueError(f"it must have states {list(defaults)}, found {said(list(states))}")
     device, found = metric.device, dict[str, Any]()
-    for name, default in metric._defaults.items():
+    for name, default in defaults.items():
         value = states[name]
         if isinstance(default, list):
             if type(value) is not list or not all(isinstance(item, Tensor) for item in value):
                 raise ValueError(f"{name} must be a list of tensors")
             found[name] = [item.to(device) for item in value]
+        elif isinstance(default, int):
+            if type(value) is not int or not 0 <= value <= updates:
+                raise ValueError(f"{name} must be a number of updates, at most {updates}, found {said(value)}")
+            found[name] = value
         elif isinstance(value, Tensor) and value.shape == default.shape and value.dtype == default.dtype:
             found[name] = value.to(device)
         else:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.lightning.metric_state import is_mergeable
+from fl_lightning.lightning.metric_state import is_mergeable, updates_of
 from fl_lightning.lightning.module.undefined_metrics import Noticed
 from fl_lightning.lightning.names import ResultCollection, ResultMetric, Trainer, lightning_module
 
@@ -127,7 +127,7 @@ class ClientValues:
             total: Tensor = entry.value
             return total / entry.cumulated_batch_size if entry.meta.is_mean_reduction else total, None
         metric = entry.value
-        if not isinstance(metric, Metric) or metric._update_count == 0 or not is_mergeable(metric):
+        if not isinstance(metric, Metric) or updates_of(metric) == 0 or not is_mergeable(metric):
             return None, None
         computed, reason = self._noticed.computed(metric)
         metric._computed = None

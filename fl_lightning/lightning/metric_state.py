@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The accumulated state of a torchmetrics metric, taken out and put back."""
+"""The accumulated state of a torchmetrics metric, taken out and put back; the private names of torchmetrics."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat, dim_zero_max, dim_zero_mean, dim_zero_min, dim_zero_sum
+from torchmetrics.utilities import dim_zero_cat, dim_zero_max, dim_zero_mean, dim_zero_min, dim_zero_sum, prints
+from torchmetrics.wrappers import ClasswiseWrapper, MultioutputWrapper, MultitaskWrapper
 
-State = dict[str, Tensor | list[Tensor]]
+from fl_lightning.core.modules import submodules
+from fl_lightning.metrics.by_group import ByGroup
 
+CONTRACT = ("_computed", "_defaults", "_forward_cache", "_reductions", "_should_unsync", "_update_count")
+"""Private attributes of metrics in use. Files outside this room, but for ``metrics/client.py``, ask functions here."""
+
+State = dict[str, Tensor | list[Tensor] | int]
+
+_HOLDERS = (ByGroup, ClasswiseWrapper, MultioutputWrapper, MultitaskWrapper)
+"""Wrappers that accumulate nothing beside what the metrics in them do."""
 
 _Merge = Callable[[Any, Any], Any]
 
@@ -36,7 +45,7 @@ class MetricState:
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
         self._state: State = read_state(metric)
-        self.updates, self._value = metric._update_count, metric._forward_cache  # how many it has accumulated
+        self.updates, self._value = updates_of(metric), metric._forward_cache  # how many it has accumulated
 
     def put_back(self) -> None:
         """Gives the metric the saved state, or a copy of it, instead of what it has accumulated since."""
@@ -50,37 +59,65 @@ class MetricState:
         ``full_state_update=False`` and all that look for the largest value, and weighs a mean as if one side were one
         update.
         """
-        metric = self.metric
-        since, updates = read_state(metric), metric._update_count
-        for name, before in self._state.items():
-            reduction = metric._reductions[name]
-            if reduction is dim_zero_mean:
-                total = self.updates + updates
-                merged: Any = since[name]
-                if self.updates:  # else it would be the same but for its last bits
-                    merged = (self.updates * before + updates * merged) / total
-            else:
-                merged = _MERGES[reduction](before, since[name])
-            setattr(metric, name, merged)
-        metric._update_count = self.updates + updates
-        metric._computed = None
+        since, updates = read_state(self.metric), updates_of(self.metric)
+        merged: State = {}
+        for name, (_, _, reduction, _) in _slots(self.metric).items():
+            before: Any = self._state[name]
+            if reduction is not dim_zero_mean:
+                merged[name] = _MERGES[reduction](before, since[name])
+            elif self.updates:
+                merged[name] = (self.updates * before + updates * since[name]) / (self.updates + updates)
+        write_state(self.metric, merged, self.updates + updates)
+
+
+class _Slot(NamedTuple):
+    """Where a metric accumulates something."""
+
+    owner: Metric
+    name: str
+    reduction: Any
+    default: Tensor | list[Tensor] | int
+
+
+def _slots(metric: Metric) -> dict[str, _Slot]:
+    slots: dict[str, _Slot] = {}
+    for at, part in parts_of(metric):
+        prefix = f"{at}." if at else ""
+        slots |= {prefix + n: _Slot(part, n, part._reductions[n], v) for n, v in part._defaults.items()}
+        if at:  # the metric's own count is apart
+            slots[f"{prefix}_update_count"] = _Slot(part, "_update_count", dim_zero_sum, 0)
+    return slots
+
+
+def parts_of(metric: Metric) -> list[tuple[str, Metric]]:
+    """The metric, and those in it if it accumulates nothing beside them."""
+    found = submodules(metric) if isinstance(metric, _HOLDERS) else [("", metric)]
+    return [(name, part) for name, part in found if isinstance(part, Metric)]
 
 
 def read_state(metric: Metric) -> State:
     """References to a metric's states; list states are copied because ``reset`` empties them in place."""
     state: State = {}
-    for name in metric._defaults:
-        value = getattr(metric, name)
+    for name, slot in _slots(metric).items():
+        value = getattr(slot.owner, slot.name)
         state[name] = list(value) if isinstance(value, list) else value
     return state
 
 
 def write_state(metric: Metric, state: State, updates: int) -> None:
-    """Puts back what :func:`read_state` returned."""
+    """Puts back what :func:`read_state` returned, or some of it."""
+    slots = _slots(metric)
     for name, value in state.items():
-        setattr(metric, name, value)
-    metric._update_count = updates
-    metric._computed = None
+        setattr(slots[name].owner, slots[name].name, value)
+    if not isinstance(metric, _HOLDERS):  # torchmetrics counts in the metrics that they hold
+        metric._update_count = updates
+    for _, part in parts_of(metric):
+        part._computed = None
+
+
+def defaults_of(metric: Metric) -> State:
+    """What its states are when it is empty."""
+    return {name: slot.default for name, slot in _slots(metric).items()}
 
 
 def _copied(state: State) -> State:
@@ -98,14 +135,17 @@ def _copied(state: State) -> State:
 def is_mergeable(metric: Metric) -> bool:
     """Whether two states of the metric can be joined exactly.
 
-    Not with custom reductions, nor if it wraps others, nor with a ``reset`` of its own: that may be about more than its
-    states.
+    Not with custom reductions, nor if it wraps others and keeps more than these, nor with a ``reset`` of its own: that
+    may be about more than its states.
     """
-    if type(metric).reset is not Metric.reset:
+    means = () if isinstance(metric, _HOLDERS) else (dim_zero_mean,)
+    return all(isinstance(part, _HOLDERS) or _is_plain(part, (*_MERGES, *means)) for _, part in parts_of(metric))
+
+
+def _is_plain(metric: Metric, reductions: tuple[Any, ...]) -> bool:
+    if type(metric).reset is not Metric.reset or not all(r in reductions for r in metric._reductions.values()):
         return False
-    if any(isinstance(module, Metric) for module in metric.modules() if module is not metric):
-        return False
-    return all(reduction is dim_zero_mean or reduction in _MERGES for reduction in metric._reductions.values())
+    return not any(isinstance(part, Metric) for _, part in submodules(metric)[1:])
 
 
 class MetricShare(NamedTuple):
@@ -118,7 +158,7 @@ class MetricShare(NamedTuple):
     @classmethod
     def of(cls, metric: Metric) -> MetricShare:
         """What a metric holds; without graphs, and such that later updates do not reach it."""
-        return cls(_copied(read_state(metric)), metric._update_count, metric._forward_cache)
+        return cls(_copied(read_state(metric)), updates_of(metric), metric._forward_cache)
 
     def add_to(self, metric: Metric) -> None:
         """Joins it with what the metric holds, which comes first."""
@@ -136,14 +176,39 @@ def joins_clients(metric: Metric) -> bool:
     Means of states, which torchmetrics weighs by updates, would round otherwise than in one metric. An update that
     asks for the full state is another one on an empty metric, unless it looks for the largest or the smallest value.
     """
-    reductions = set(metric._reductions.values())
-    looks_back = bool(metric.full_state_update) and not reductions <= {dim_zero_max, dim_zero_min}
-    return is_mergeable(metric) and dim_zero_mean not in reductions and not looks_back
+    for _, part in parts_of(metric):
+        reductions = set(part._reductions.values())
+        looks_back = bool(part.full_state_update) and not reductions <= {dim_zero_max, dim_zero_min}
+        if dim_zero_mean in reductions or (looks_back and not isinstance(part, _HOLDERS)):
+            return False
+    return is_mergeable(metric)
 
 
 def updates_of(metric: Metric) -> int:
     """How often a metric and those that it wraps were updated since they were emptied."""
-    return sum(part._update_count for part in metric.modules() if isinstance(part, Metric))
+    parts = [part for _, part in submodules(metric) if isinstance(part, Metric) and not isinstance(part, _HOLDERS)]
+    return sum(part._update_count for part in parts)
+
+
+def held_in(metric: Metric) -> list[Any]:
+    """All that a metric and those in it hold in attributes, beside what updates change in place and count."""
+    return [value for _, part in submodules(metric) for value in vars(part).values()]
+
+
+def last_value(metric: Metric) -> Any:
+    """What ``forward`` gave last; ``None`` if it was not called."""
+    return metric._forward_cache
+
+
+def in_forward(metric: Metric) -> bool:
+    """Whether a ``compute`` that runs now was called by ``forward``, for the value of a batch."""
+    return not metric._should_unsync
+
+
+def lacking() -> list[str]:
+    """What this torchmetrics lacks of the private names in use."""
+    missing = [f"Metric.{name}" for name in CONTRACT if not hasattr(_Empty(), name)]
+    return missing + ["utilities.prints.warnings"] * (not hasattr(prints, "warnings"))
 
 
 def beside_states(metric: Metric) -> dict[str, Any]:

@@ -13,9 +13,11 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
+from importlib import import_module, metadata
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from fl_lightning.lightning.metric_state import lacking
 
 _TREES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -112,6 +114,9 @@ CONTRACT: dict[str, tuple[str, ...]] = {
 
 def check_contract(trainer: Trainer) -> None:
     """Checks that this Lightning still has the private attributes in use, and names those that it lacks."""
+    if found := lacking():
+        version = metadata.version("torchmetrics")
+        raise RuntimeError(f"torchmetrics {version} is not supported: it lacks {found}; use torchmetrics 1.4 to 1.9")
     for path, names in CONTRACT.items():
         owner: Any = trainer
         for part in path.split("."):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import copy
 import doctest
+import logging
 import math
 import pickle
 import re
@@ -235,11 +236,14 @@ def auroc_by_hand(scores, labels):
 @pytest.mark.fit
 @pytest.mark.filterwarnings("ignore:.* is undefined for client")  # that lacks a group, or a class in one
 @pytest.mark.filterwarnings("ignore:No (positive|negative) samples in targets")
-def test_logged_by_a_module_they_give_every_clients_own_and_the_pooled_value():
+def test_logged_by_a_module_they_give_every_clients_own_and_the_pooled_value(caplog):
     strategy = fl.FederatedStrategy(seed=1)
     trainer, data = quiet_trainer(strategy, 1), federated_blobs()
     module = fresh(Judged)
-    trainer.fit(module, data)
+    with caplog.at_level(logging.INFO):
+        trainer.fit(module, data)
+    assert "Federated fit on" in caplog.text
+    assert not re.search("once more|passes something on", caplog.text)
     loaders, gaps, aurocs, everything = data.val_dataloader(), {}, {}, []
     for client in range(6):
         batches = [module.people(batch) for batch, _ in loaders.batches(client, seed=None)]

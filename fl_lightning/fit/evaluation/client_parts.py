@@ -16,7 +16,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.lightning.logged_values import ClientValues, LoggedRow, LoggedShare
-from fl_lightning.lightning.metric_state import MetricShare
+from fl_lightning.lightning.metric_state import MetricShare, in_forward, last_value, parts_of, updates_of
 from fl_lightning.lightning.module.kept_objects import Added, Items, means_the_same
 from fl_lightning.lightning.module.object_state import WholeState, shadowed
 from fl_lightning.lightning.module.undefined_metrics import Noticed
@@ -92,12 +92,12 @@ class ClientParts:
     def in_steps(self) -> Iterator[None]:
         """Around a client's batches: a metric that a step computes gives the value of all clients so far."""
         with ExitStack() as stack:
-            for metric in [state.metric for state in self._states] if self._apart else ():
+            for metric in [part for state in self._states for _, part in parts_of(state.metric)] if self._apart else ():
                 stack.enter_context(shadowed(metric, compute=partial(self._computed, metric, metric.compute)))
             yield
 
     def _computed(self, metric: Metric, compute: Callable[[], Any]) -> Any:
-        if metric._should_unsync:
+        if not in_forward(metric):
             self.pass_on(f"{type(metric).__name__}.compute() in a step")
             return compute()
         heard = len(self._noticed.reasons)  # forward computes the value of the batch
@@ -126,7 +126,7 @@ class ClientParts:
 
     def _part(self, size: int = 0, row: LoggedRow | None = None) -> ClientPart:
         metrics = [state.metric for state in self._states]
-        used = [metric._update_count or metric._forward_cache is not None for metric in metrics]
+        used = [updates_of(metric) or last_value(metric) is not None for metric in metrics]
         shares = [MetricShare.of(m) if is_used else None for m, is_used in zip(metrics, used, strict=True)]
         return ClientPart(self._values.share(), shares, size, LoggedRow() if row is None else row)
 

@@ -17,7 +17,7 @@ from torch import nn
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.modules import all_buffers_of, modes_kept, named_metrics, outside_metrics, submodules
-from fl_lightning.lightning.metric_state import MetricState, is_mergeable, joins_clients
+from fl_lightning.lightning.metric_state import MetricState, is_mergeable, joins_clients, parts_of
 from fl_lightning.lightning.module.contents import PLAIN, held_by
 from fl_lightning.lightning.module.kept_objects import (
     Kept,
@@ -72,8 +72,7 @@ class ObjectState:
         self._hooks = _Hooks(hooks, "")
         waiting.extend(self._hooks.parts())
         for prefix, metric in self.metrics.items():
-            if joins(metric):
-                self._keep(_MetricNames(metric, prefix), waiting)
+            self._keep_beside(metric, prefix, waiting)
         self._look_into(waiting)
 
     def _look_into(self, waiting: deque[tuple[Any, str]]) -> None:
@@ -83,6 +82,10 @@ class ObjectState:
     def _keep(self, kept: Kept, waiting: deque[tuple[Any, str]]) -> None:
         self.kept.append(kept)
         waiting.extend((value, name) for value, name in kept.parts() if not isinstance(value, PLAIN))
+
+    def _keep_beside(self, metric: Metric, name: str, waiting: deque[tuple[Any, str]]) -> None:
+        for at, part in parts_of(metric) if self._joins(metric) else ():
+            self._keep(_MetricNames(part, f"{name}.{at}" if at else name), waiting)
 
     def _look_at(self, value: Any, name: str, waiting: deque[tuple[Any, str]]) -> None:
         if id(value) in self._seen:
@@ -94,8 +97,7 @@ class ObjectState:
             return
         if isinstance(value, Metric):
             self.metrics[f"{len(self.metrics)} in {name}"] = value
-            if self._joins(value):
-                self._keep(_MetricNames(value, name), waiting)
+            self._keep_beside(value, name, waiting)
         kinds = kinds_of(value) if len(self.kept) < _MANY else None
         if kinds is None:
             self.alone.setdefault(name, type(value).__name__)
