@@ -133,10 +133,10 @@ def round_metrics(record: RoundRecord, listed: int = 100) -> Mapping[str, float]
         "fed/skipped_rounds": record.skipped_rounds,
         "fed/seconds": record.seconds,
     }
-    metrics |= {f"fed/conflicts/{name}": count for name, count in record.layer_conflicts.items()}
+    metrics |= {f"fed/conflicts_in/{name}": count for name, count in record.layer_conflicts.items()}
     if record.losses is not None:
         metrics["fed/start_loss"] = float(record.losses.mean())
-        metrics["fed/start_loss/max"] = float(record.losses.max())
+        metrics["fed/start_loss_max"] = float(record.losses.max())
     if record.weights is not None:
         weights = record.weights.tolist()
         metrics |= {"fed/weight/min": min(weights), "fed/weight/max": max(weights)}

@@ -93,7 +93,7 @@ def test_records_equal_counting_from_the_vectors(name):
         assert logged["fed/conflicts"] == record.conflicts
         assert logged["fed/step_norm"] == pytest.approx(record.step_norm)
         assert logged["fed/update_norm"] == pytest.approx(rows.norm(dim=1).mean().item(), rel=1e-6)
-        assert all(logged[f"fed/conflicts/{layer}"] == count for layer, count in per_layer.items())
+        assert all(logged[f"fed/conflicts_in/{layer}"] == count for layer, count in per_layer.items())
         assert not record.dropped
         assert logged["fed/clients"] == 4
         assert record.seconds == pytest.approx(logged["fed/seconds"], rel=1e-5)
@@ -183,7 +183,7 @@ def test_a_module_that_reports_no_loss_has_none():
 def test_losses_before_training_are_logged_for_rules_that_ask():
     _, records, metrics = watched(FedLF(), rounds=1)
     assert metrics[0]["fed/start_loss"] == pytest.approx(records[0].losses.mean().item())
-    assert metrics[0]["fed/start_loss/max"] == pytest.approx(records[0].losses.max().item())
+    assert metrics[0]["fed/start_loss_max"] == pytest.approx(records[0].losses.max().item())
     _, records, metrics = watched(FedAvg(), rounds=1)
     assert records[0].losses is None
     assert "fed/start_loss" not in metrics[0]
@@ -194,8 +194,8 @@ def test_the_names_are_those_of_round_metrics():
     names = set(round_metrics(records[-1]))
     assert names == {name for name in metrics[-1] if name.startswith("fed/") and not name.startswith("fed/val_")}
     assert names == {
-        "fed/train_loss", "fed/start_loss", "fed/start_loss/max", "fed/step_norm", "fed/update_norm", "fed/conflicts",
-        "fed/conflicts/net.0", "fed/conflicts/net.2", "fed/flagged", "fed/clients", "fed/dropped",
+        "fed/train_loss", "fed/start_loss", "fed/start_loss_max", "fed/step_norm", "fed/update_norm", "fed/conflicts",
+        "fed/conflicts_in/net.0", "fed/conflicts_in/net.2", "fed/flagged", "fed/clients", "fed/dropped",
         "fed/local_steps", "fed/skipped_rounds", "fed/seconds",
         "fed/weight/min", "fed/weight/max", "fed/history_rows", "fed/blocks", "fed/merged_layers",
         "fed/block_conflicts", "fed/direction_ratio",
