@@ -72,7 +72,7 @@ class EvaluationRecord:
     Attributes:
         round: rounds finished when it ran.
         stage: ``"val"`` or ``"test"``.
-        client_ids: clients that have evaluation data, ascending.
+        client_ids: clients that have evaluation data, and those that train and have none, ascending.
         sizes: ``[N]`` evaluation samples of these clients (int64).
         values: metric name to ``[N]`` float64 values; NaN where a client has none.
         undefined: metric name to the clients for which it is undefined, and why.

@@ -96,7 +96,7 @@ class ClientValues:
     Attributes:
         round: rounds finished when it ran.
         stage: ``"val"`` or ``"test"``.
-        client_ids: clients with evaluation data, ascending.
+        client_ids: clients with evaluation data, and those that train and have none, ascending.
         sizes: their evaluation samples.
         values: metric name to one value per client; ``None`` where a client has none.
         modes: metric name to which values are good: ``"max"``, ``"min"``, or ``"abs"`` for those near 0.

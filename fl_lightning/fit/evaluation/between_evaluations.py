@@ -8,7 +8,7 @@ running what logs it twice: with what is remembered, and without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import ref
@@ -29,6 +29,7 @@ from fl_lightning.lightning.names import Callback, LightningModule, Trainer, ran
 from fl_lightning.lightning.ranks import Ranks
 
 _NOTHING = object()
+_NAMED = 10  # clients in a warning
 
 
 class Memory:
@@ -99,6 +100,15 @@ class Notices:
         if text not in self._said:
             self._said.add(text)
             rank_zero_warn(text)
+
+    def name_missing(self, stage: str, clients: Sequence[str]) -> None:
+        """Says who trains and is not evaluated."""
+        where, some = "validation" if stage == "val" else "test", ", ".join(clients[:_NAMED])
+        rest = f" and {len(clients) - _NAMED} more" if len(clients) > _NAMED else ""
+        self.warn(
+            f"clients that train and have nothing to be evaluated on in {where}: {some}{rest}. Their rows in tables "
+            "are empty, and they count in no mean, worst or angle"
+        )
 
     def inform(self, text: str) -> None:
         """Says it once."""

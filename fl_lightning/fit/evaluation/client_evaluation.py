@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fl_lightning.arguments import trusted
-from fl_lightning.core.records import EvaluationRecord
+from fl_lightning.core.records import EvaluationRecord, named
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.fit.evaluation.between_evaluations import Division, Notices
 from fl_lightning.fit.evaluation.client_parts import ClientPart, ClientParts
@@ -35,7 +35,7 @@ class ClientEvaluation:
     logs. :class:`ClientParts` keeps apart what each client adds. Where anything else passes from client to client, each
     client's batches are evaluated once more, from what the module held before the first of them. So they are where the
     evaluation walks over several loaders, each of which has batches of every client. ``loaders`` are walked one after
-    the other; ``None`` stands for data that is not divided among clients.
+    the other; ``None`` stands for data that is not divided among clients. Those of ``trained`` have a row in any case.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class ClientEvaluation:
         personal: PersonalEvaluation | None = None,
         seed: int = 0,
         ranks: Ranks | None = None,
+        trained: Sequence[int] = (),
     ) -> None:
         self._trainer, self._stage, self._round = trainer, stage, round
         self._loaders, self._several = loaders, len(loaders) > 1
@@ -55,7 +56,7 @@ class ClientEvaluation:
         self._loader = loader = self._divided[-1]
         self._side_by_side = num_loaders(trainer) > 1 and not self._several
         self._notices, self._memory, self._noticed = notices, notices.memory, Noticed()
-        self._personal, self._seed = personal, seed
+        self._personal, self._seed, self._trained = personal, seed, trained
         self._values = ClientValues(active_results(trainer), self._noticed)
         self._alone = Alone(trainer, stage, self._noticed)
         self._division = Division(trainer, loader, stage, notices, ranks)
@@ -139,6 +140,8 @@ class ClientEvaluation:
                 self._clients = self._division.of_all(self._clients, parts, self._values)
                 parts.join(list(self._clients.values()))
         self._explain_failures()
+        called = max((one.loaders.names for one in self._divided), key=len)
+        self._add_those_without_data(called)
         rows = {client: part.row for client, part in self._clients.items()}
         self._forget(rows)
         for client, part in self._clients.items():
@@ -150,7 +153,6 @@ class ClientEvaluation:
         modes: dict[str, Mode] = {
             name: "max" if better else "min" for row in rows.values() for name, better in row.larger_is_better.items()
         }
-        called = max((one.loaders.names for one in self._divided), key=len)
         return trusted(EvaluationRecord)(
             self._round, self._stage, tuple(rows),
             torch.tensor([part.size for part in self._clients.values()], dtype=torch.int64), values,
@@ -266,6 +268,16 @@ class ClientEvaluation:
             f"clients have no values of their own of {', '.join(found)}: it depends on what earlier evaluations of all "
             "clients have left in the module. Log the value of one evaluation as well"
         )
+
+    def _add_those_without_data(self, called: Sequence[str]) -> None:
+        """Gives empty rows to clients that train and have no batch here, if others have one."""
+        registered = self._loader.loaders.num_trained
+        missing = [client for client in self._trained if client < registered and client not in self._clients]
+        if not (missing and self._clients):
+            return
+        empty = {client: ClientPart({}, [], 0, LoggedRow()) for client in missing}
+        self._clients = dict(sorted({**self._clients, **empty}.items()))
+        self._notices.name_missing(self._stage, [named(client, called[client]) for client in missing])
 
     def _explain_failures(self) -> None:
         """Where the hook fails for some clients, what the others log is undefined for them."""

@@ -14,10 +14,11 @@ from fl_lightning.arguments import altered, trusted
 from fl_lightning.core.records import EvaluationRecord, named
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.fit.evaluation.between_evaluations import Notices
 from fl_lightning.fit.evaluation.client_evaluation import ClientEvaluation
 from fl_lightning.fit.evaluation.personal import PREFIX, personal_evaluation
-from fl_lightning.fit.loaders import EvaluationLoader
+from fl_lightning.fit.loaders import EvaluationLoader, RoundLoader
 from fl_lightning.lightning.batches import untagged_batches, walked_loaders
 from fl_lightning.lightning.logged_values import send_to_loggers, show_in_progress_bar
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer, TrainerFn, rank_zero_info, rank_zero_warn
@@ -87,7 +88,10 @@ class Evaluator:
             names = next(one.loaders.names for one in loaders if one is not None)
             personal = personal_evaluation(trainer, self._client_rule, loaded, layers, trained, names)
             ranks = trainer.strategy.ranks  # type: ignore[attr-defined]
-            self._running = ClientEvaluation(trainer, loaders, stage, rounds, self._notices, personal, seed, ranks)
+            known = [] if self._report is None else _in_training(trainer)  # a client elsewhere knows nobody else
+            self._running = ClientEvaluation(
+                trainer, loaders, stage, rounds, self._notices, personal, seed, ranks, known
+            )
             self._guard.enter_context(self._running.listening())
             self._guard.enter_context(untagged_batches(trainer, self._running.begin, self._running.batch))
         elif not trainer.sanity_checking:
@@ -129,6 +133,15 @@ def _divided_loaders(trainer: Trainer) -> list[EvaluationLoader | None]:
     found = [one if isinstance(one, EvaluationLoader) else None for one in walked]
     last = [one for one in found if one is not None][-1:]
     return found if in_turn and last else [*last]
+
+
+def _in_training(trainer: Trainer) -> list[int]:
+    """The clients that have training data, as far as the trainer knows them."""
+    data = trainer.strategy.federated_data or getattr(trainer, "datamodule", None)  # type: ignore[attr-defined]
+    if isinstance(data, FederatedDataModule):
+        return data.client_sizes.nonzero().flatten().tolist()
+    loader = trainer.train_dataloader
+    return loader.loaders.sizes.nonzero().flatten().tolist() if isinstance(loader, RoundLoader) else []
 
 
 def shown_angle(record: EvaluationRecord, metrics: Mapping[str, float], fairness_metric: str | None) -> float | None:
@@ -197,8 +210,8 @@ class EvaluationReport:
             metrics |= {f"fed/{name}/{key}": float(value) for key, value in record.summary(name).items()}
             metrics[f"fed/{name}/undefined"] = float(len(record.undefined.get(name, ())))
             if len(labels) <= _MANY_CLIENTS:
-                pairs = zip(labels, values, strict=True)
-                of_clients |= {f"fed/{name}/client/{label}": float(value) for label, value in pairs}
+                rows = zip(labels, values, record.sizes, strict=True)
+                of_clients |= {f"fed/{name}/client/{label}": float(value) for label, value, size in rows if size}
         return metrics, of_clients
 
     def _name_undefined(self, record: EvaluationRecord) -> None:

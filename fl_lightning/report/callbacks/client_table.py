@@ -145,7 +145,8 @@ def format_client_table(record: EvaluationRecord, max_clients: int = 40) -> str:
         if index is None:
             rows.append(["..."] * len(rows[0]))
             continue
-        values = [_number(float(v[index])) + " " * w for v, w in zip(record.values.values(), widths, strict=True)]
+        numbers = [_number(float(v[index])) if record.sizes[index] else "-" for v in record.values.values()]
+        values = [number + " " * w for number, w in zip(numbers, widths, strict=True)]
         rows.append([record.client_names[index], str(int(record.sizes[index])), *values])
     summaries = [record.summary(name) for name in names]
     for key, label in _SUMMARY.items():
@@ -155,7 +156,7 @@ def format_client_table(record: EvaluationRecord, max_clients: int = 40) -> str:
     if record.undefined:
         counts = [str(len(record.undefined.get(name, ()))) for name in names]
         rows.append(["undefined", "", *(count + " " * w for count, w in zip(counts, widths, strict=True))])
-    return "\n".join(line.rstrip() for line in [title, *_aligned(rows, len(shown) + 1), *_note(record)])
+    return "\n".join(line.rstrip() for line in [title, *_aligned(rows, len(shown) + 1), *_notes(record)])
 
 
 def _aligned(rows: Sequence[Sequence[str]], end: int) -> list[str]:
@@ -184,17 +185,20 @@ def _samples_behind(record: EvaluationRecord, name: str) -> dict[str, str]:
     return {key: f" ({int(record.sizes[indices].sum())})" for key, indices in chosen.items()}
 
 
-def _note(record: EvaluationRecord) -> list[str]:
-    """A line about clients with few samples; none without such clients."""
-    few = [index for index, size in enumerate(record.sizes.tolist()) if size < _FEW]
-    if not few:
-        return []
-    named = [f"{record.client_names[index]} ({int(record.sizes[index])})" for index in few[:_SHOWN_EACH_END]]
-    rest = f" and {len(few) - len(named)} more" if len(few) > len(named) else ""
-    return [
-        f"fewer than {_FEW} samples: {', '.join(named)}{rest}. The best, the worst, min and max may be theirs by "
-        "chance: in brackets are the samples behind a number"
-    ]
+def _notes(record: EvaluationRecord) -> list[str]:
+    """A line about clients with few samples, and one about those without; none without such clients."""
+    sizes = list(zip(record.client_names, record.sizes.tolist(), strict=True))
+    few, none = ([f"{name} ({n})" for name, n in sizes if 0 < n < _FEW], [name for name, n in sizes if n == 0])
+    notes = [
+        f"fewer than {_FEW} samples: {_some(few)}. The best, the worst, min and max may be theirs by chance: in "
+        "brackets are the samples behind a number"
+    ] * bool(few)
+    return notes + [f"nothing to be evaluated on: {_some(none)}"] * bool(none)
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - _SHOWN_EACH_END
+    return ", ".join(names[:_SHOWN_EACH_END]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _both_ends(values: Tensor, max_clients: int) -> list[int | None]:

@@ -2,9 +2,11 @@
 """Sites keep their number and their name through training, validation and test, also those that training lacks."""
 
 import logging
+import re
 
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from support import CLASSES, FEATURES, Classifier, fit, fresh, quiet_trainer, train
 from torch.utils.data import TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
@@ -62,12 +64,22 @@ def test_a_site_that_training_lacks_does_not_shift_the_others(caplog):
         assert float(personal[client]) == pytest.approx(float((own(x).argmax(1) == y).float().mean()))
 
 
-def test_a_site_without_evaluation_data_keeps_its_number():
-    strategy, data = fl.FederatedStrategy(), divided(test=("basel", "elm", "chur"))
-    quiet_trainer(strategy).test(fresh(Measured), data, verbose=False)
+def test_a_site_without_evaluation_data_keeps_its_number_and_has_an_empty_row(tmp_path, capsys):
+    strategy, data, logger = fl.FederatedStrategy(), divided(test=("basel", "elm", "chur")), CSVLogger(tmp_path)
+    said = re.escape("clients that train and have nothing to be evaluated on in test: 2 ('davos'). Their rows")
+    with pytest.warns(UserWarning, match=said):
+        quiet_trainer(strategy, logger=logger).test(fresh(Measured), data, verbose=False)
+    quiet_trainer(strategy, logger=logger).test(fresh(Measured), data, verbose=False)  # it is said once
     record = strategy.last_evaluation
-    assert record.client_ids == (0, 1, 3)
-    assert record.client_names == ("basel", "chur", "elm")
+    assert (record.client_ids, record.client_names, record.sizes.tolist()) == ((0, 1, 2, 3), SITES, [24, 24, 0, 24])
+    values, summary = record.values["test_acc"], record.summary("test_acc")
+    assert values.isnan().tolist() == [False, False, True, False]
+    assert (summary["mean"], summary["clients"]) == (pytest.approx(values[[0, 1, 3]].mean()), 3)
+    printed = capsys.readouterr().out
+    assert re.search(r"^davos +0 +-$", printed, re.MULTILINE)
+    assert "nothing to be evaluated on: davos" in printed
+    assert "fewer than 10 samples" not in printed
+    assert not [name for row in logger.experiment.metrics for name in row if name.endswith("client/2")]
 
 
 def test_matched_evaluation_refuses_a_site_that_training_lacks():
@@ -95,8 +107,6 @@ def test_names_are_where_people_look(tmp_path, capsys):
 
 @pytest.mark.parametrize("by_name", [False, True])
 def test_logged_names(by_name, tmp_path):
-    from lightning.pytorch.loggers import CSVLogger
-
     logger = CSVLogger(tmp_path)
     trainer = quiet_trainer(fl.FederatedStrategy(log_client_names=by_name), logger=logger)
     trainer.test(fresh(Measured), divided(), verbose=False)
