@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
+from math import isnan, sqrt
 
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.number_formats import STAGES, number
@@ -23,7 +23,7 @@ from fl_lightning.report.pictures import (
     spec,
     thin_words,
 )
-from fl_lightning.report.runs_of_a_method import ClientPoint, Method, Stage, metrics_of, records_of
+from fl_lightning.report.runs_of_a_method import ClientPoint, Method, Stage, own_words, shown_metrics
 
 MAX_DOTS = 2_000  # of a method's clients
 _SIDEWAYS = {"max": "right is better", "min": "left is better", "abs": "near 0 is better"}
@@ -32,14 +32,20 @@ _SIDEWAYS = {"max": "right is better", "min": "left is better", "abs": "near 0 i
 def fares(methods: Sequence[Method], stage: Stage) -> Picture | None:
     """Every client's last value per method, the worst first."""
     variants, captions = {}, [""]
-    for metric, mode in metrics_of(records_of(methods), stage).items():
-        points = [method.points(metric, stage) for method in methods]
+    for metric, mode, names in shown_metrics(methods, stage):
+        everyone = [method.clients(name, stage) for method, name in zip(methods, names, strict=True)]
+        points = [[point for point in found if not isnan(point.value)] for found in everyone]
         if not any(points):
             continue
         most = max(map(len, points))
-        same = len({tuple(sorted((p.client_id, p.label) for p in found)) for found in points if found}) == 1
-        named = most <= MAX_NAMED and same
-        variants[metric] = (_lines_with_names if named else _sorted_curves)(methods, points, metric, mode, stage)
+        same = len({tuple(sorted((p.client_id, p.label) for p in found)) for found in everyone if found}) == 1
+        order = next(found for found in everyone if found) if same else []
+        named = 0 < len(order) <= MAX_NAMED
+        variants[metric] = (
+            _lines_with_names(methods, points, order, metric, mode, stage)
+            if named
+            else _sorted_curves(methods, points, metric, mode, stage)
+        )
         if len(variants) > 1:
             continue
         worst = "the worst client" if len(methods) == 1 else f"the worst client of {methods[0].label}"
@@ -49,6 +55,7 @@ def fares(methods: Sequence[Method], stage: Stage) -> Picture | None:
             if named
             else f"Last {STAGES[stage]} of each client, for each method from its worst client to its best. The larger "
             "a dot, the more samples the client has. Horizontal lines: means over the clients.",
+            own_words(methods, stage),
             thin_words(most, MAX_DOTS),
             "With several seeds, a client's mean over them." if any(len(m.fits) > 1 for m in methods) else "",
         ]
@@ -56,10 +63,10 @@ def fares(methods: Sequence[Method], stage: Stage) -> Picture | None:
 
 
 def _lines_with_names(
-    methods: Sequence[Method], points: Sequence[list[ClientPoint]], metric: str, mode: Mode, stage: Stage
-) -> Spec:
+    methods: Sequence[Method], points: Sequence[list[ClientPoint]], order: Sequence[ClientPoint], metric: str,
+    mode: Mode, stage: Stage,
+) -> Spec:  # fmt: skip
     """One line per client with its name and size; a dot per method."""
-    order = next(found for found in points if found)
     place = {point.client_id: row for row, point in enumerate(order)}
     spans: dict[int, list[float]] = {}
     for point in (point for found in points for point in found):

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from statistics import fmean
 from typing import Literal
 
+from fl_lightning.arguments.kinds import listed
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.number_formats import STAGES, isolated, notation, number, plural, shortened, spread
 from fl_lightning.report.record import FitRecord
@@ -188,6 +190,10 @@ def lede(methods: Sequence[Method], stage: Stage, table: Summary | None) -> list
         f"{after}, {_called(worst.label)} ({plural(worst.size, f'{STAGES[stage]} sample')}) is worst off: its {metric} "
         f"is {number(worst.value, form)}, and the mean of {plural(len(points), 'client')} is {number(mean, form)}."
     )
+    without = [_called(one.label) for one in first.clients(metric, stage) if isnan(one.value)]
+    if without:
+        more = [plural(len(without) - 4, "client")] if len(without) > 5 else without[4:]
+        found[-1] += f" There is no value for {listed([*without[:4], *more], 'and')}."
     if all(method.is_bound for method in methods[1:]):
         found.append(_since_the_beginning(first.first, metric, mode, stage))
     return found

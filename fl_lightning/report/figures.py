@@ -15,7 +15,7 @@ from fl_lightning.arguments import ANY, check, checked, shown
 from fl_lightning.core.errors import how_to_install
 from fl_lightning.report.pictures import LIGHT, binned
 from fl_lightning.report.record import FitRecord
-from fl_lightning.report.runs_of_a_method import metrics_of, series_of
+from fl_lightning.report.runs_of_a_method import by_method, series_of, shown_metrics
 
 _COLUMNS = 200
 
@@ -152,7 +152,8 @@ def plot_fairness(record: FitRecord, path: str | Path | None = None, metric: str
     Args:
         record: of the fit: ``FitRecorder().record``.
         path: file to write; its suffix chooses the format.
-        metric: which metric; by default the first where larger is better, or else the first.
+        metric: which metric; by default the first where larger is better, or else the first, of the clients' own models
+            where they have any.
 
     Returns:
         The matplotlib ``Figure``.
@@ -161,11 +162,11 @@ def plot_fairness(record: FitRecord, path: str | Path | None = None, metric: str
         ValueError: the fit has no validation, or none with this metric.
         ImportError: matplotlib, which the extra ``plots`` brings, is missing.
     """
-    known = metrics_of([record], "val")
+    known = [name for _, _, names in shown_metrics(by_method([record]), "val") for name in names]
     name = next(iter(known), None) if metric is None else metric
     series = None if name is None else series_of(record, name, "val")
     if series is None:
-        raise ValueError(f"metric must be one of {list(known)}, found {name!r}")
+        raise ValueError(f"metric must be one of {known}, found {name!r}")
     angles = series.mode == "max"
     with new_figure("plot_fairness", 6.4, 5.2 if angles else 3.4, path) as figure:
         upper, *lower = figure.subplots(2 if angles else 1, 1, sharex=True, squeeze=False)[:, 0]

@@ -24,7 +24,16 @@ from fl_lightning.report.pictures import (
     thinned,
 )
 from fl_lightning.report.record import FitRecord, RoundTable
-from fl_lightning.report.runs_of_a_method import Method, called, metrics_of, series_of, told, worst_first
+from fl_lightning.report.runs_of_a_method import (
+    PERSONAL,
+    Method,
+    called,
+    own_words,
+    series_of,
+    shown_metrics,
+    told,
+    worst_first,
+)
 
 MAX_ROWS = 400
 _Cells = np.ndarray[Any, np.dtype[np.float64]]
@@ -37,9 +46,10 @@ def over_time(methods: Sequence[Method]) -> Picture | None:
     for method in methods:
         record = method.first
         kept = [values for values in record.evaluations if values.stage == "val"]
-        metric = next(iter(metrics_of([record], "val")), None)
-        if len(kept) < 2 or metric is None:
+        shown = shown_metrics([method], "val")
+        if len(kept) < 2 or not shown:
             continue
+        metric = shown[0][0]
         known = set(kept[-1].client_ids)
         order, rows = _drawn([client for client in worst_first(record) if client in known])
         columns = [kept[k] for k in thinned(len(kept), max(2, min(150, _cells(methods) // len(rows))))]
@@ -50,7 +60,9 @@ def over_time(methods: Sequence[Method]) -> Picture | None:
         series = series_of(record, metric, "val")
         count = 0 if series is None else len(series.rounds)
         captions = [
-            f"{metric} in validation, one row per client: the row on top is the client that is worst off at the end.",
+            f"{metric.removeprefix(PERSONAL)} in validation, one row per client: the row on top is the client that is "
+            "worst off at the end.",
+            own_words(methods, "val"),
             first_words(methods),
             f"Drawn are {len(columns)} of {count:,} evaluations." if len(columns) < count else "",
             thin_words(len(order), MAX_ROWS),

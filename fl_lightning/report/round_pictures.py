@@ -25,7 +25,7 @@ from fl_lightning.report.pictures import (
     thinned,
 )
 from fl_lightning.report.record import FitRecord, RoundSeries
-from fl_lightning.report.runs_of_a_method import Method, metrics_of, records_of, seconds_of, series_of
+from fl_lightning.report.runs_of_a_method import Method, own_words, records_of, seconds_of, series_of, shown_metrics
 
 _POINTS = 1_000  # of a line
 _BINS = 100
@@ -34,12 +34,12 @@ _BINS = 100
 def mean_and_worst(methods: Sequence[Method]) -> Picture | None:
     """Mean over the clients and mean of the worst tenth, per metric."""
 
-    def made(metric: str, mode: Mode) -> Spec | None:
+    def made(metric: str, mode: Mode, names: Sequence[str]) -> Spec | None:
         data = []
-        for color, method in enumerate(methods):
+        for color, (method, own) in enumerate(zip(methods, names, strict=True)):
             for key, words, dash in (("mean", "mean", "solid"), ("worst_10", "worst 10 %", "dash")):
                 name = words if len(methods) == 1 else f"{method.label}, {words}"
-                data += _curve(method, color, metric, key, name, dash, band=key == "worst_10")
+                data += _curve(method, color, own, key, name, dash, band=key == "worst_10")
         return spec(data, "round", f"{escaped(metric)} ({BETTER[mode]})", 400, hovermode="x") if data else None
 
     return _validated(
@@ -51,9 +51,10 @@ def mean_and_worst(methods: Sequence[Method]) -> Picture | None:
 def unevenness(methods: Sequence[Method]) -> Picture | None:
     """The fairness angle, or the deviation over clients where no angle is defined."""
 
-    def made(metric: str, mode: Mode) -> Spec | None:
+    def made(metric: str, mode: Mode, names: Sequence[str]) -> Spec | None:
         key, title = ("angle", "fairness angle (rad)") if mode == "max" else ("std", f"deviation of {escaped(metric)}")
-        data = [trace for k, method in enumerate(methods) for trace in _curve(method, k, metric, key, method.label)]
+        own = enumerate(zip(methods, names, strict=True))
+        data = [trace for k, (method, name) in own for trace in _curve(method, k, name, key, method.label)]
         y = {"rangemode": "tozero"}
         return spec(data, "round", f"{title}, down is fairer", 320, yaxis=y, hovermode="x") if data else None
 
@@ -110,15 +111,16 @@ def _rates(methods: Sequence[Method]) -> set[float | None]:
 
 
 def _validated(
-    methods: Sequence[Method], key: str, title: str, made: Callable[[str, Mode], Spec | None], banded: str, words: str
-) -> Picture | None:
+    methods: Sequence[Method], key: str, title: str, made: Callable[[str, Mode, Sequence[str]], Spec | None],
+    banded: str, words: str,
+) -> Picture | None:  # fmt: skip
     """A picture per metric of the validations."""
     records = records_of(methods)
-    drawn = {metric: made(metric, mode) for metric, mode in metrics_of(records, "val").items()}
+    drawn = {metric: made(metric, mode, names) for metric, mode, names in shown_metrics(methods, "val")}
     longest = max((len(series.rounds) for record in records for series in record.metrics), default=0)
     return picture(
         key, title, {metric: each for metric, each in drawn.items() if each is not None}, words,
-        _averaged(methods, f", bands{banded} reach from the lowest seed to the highest"),
+        own_words(methods, "val"), _averaged(methods, f", bands{banded} reach from the lowest seed to the highest"),
         f"Of {longest:,} evaluations, {_POINTS:,} are drawn." if longest > _POINTS else "", choose="metric",
     )  # fmt: skip
 

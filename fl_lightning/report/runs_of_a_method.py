@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite, nan
+from math import isfinite, isnan, nan
 from statistics import fmean
 from typing import Literal
 
@@ -30,7 +30,7 @@ class ClientPoint:
     label: str  # how one speaks of it
     size: int  # evaluation samples
     trained: int  # training samples
-    value: float
+    value: float  # NaN for a client without one
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,7 @@ class Method:
 
     def own(self, metric: str, stage: Stage) -> str:
         """The name under which the values of a metric count: that of the clients' own models, where they have any."""
-        found = (record.last_values(stage) for record in self.records)
-        name = f"{PERSONAL}{metric}"
-        return name if any(values is not None and name in values.values for values in found) else metric
+        return _own(self.records, metric, stage)
 
     def ends_infinite(self, metric: str, stage: Stage) -> bool:
         """Whether a client's last value is infinite in some fit."""
@@ -77,10 +75,14 @@ class Method:
         return any(values is not None and count_infinite(record, values, metric) > 0 for record, values in pairs)
 
     def points(self, metric: str, stage: Stage) -> list[ClientPoint]:
-        """Every client's last value, the worst first.
+        """:meth:`clients` that have a value."""
+        return [point for point in self.clients(metric, stage) if not isnan(point.value)]
+
+    def clients(self, metric: str, stage: Stage) -> list[ClientPoint]:
+        """Every client's last value, the worst first, and last those without one, who have NaN.
 
         Where all fits have the same clients, a client's values are averaged. Otherwise each fit's clients stand for
-        themselves. Clients without a value are left out.
+        themselves.
         """
         pairs = [(record, record.last_values(stage)) for record in self.records]
         found = [(record, values) for record, values in pairs if values is not None and metric in values.values]
@@ -91,9 +93,9 @@ class Method:
             for client, size in zip(values.client_ids, values.sizes, strict=True):
                 spread = Spread.of(column.get(client) for column in columns)
                 name = called(record, client) if self.same_clients else f"{called(record, client)} ({told(record)})"
-                if spread is not None:
-                    points.append(ClientPoint(client, name, size, record.client_sizes[client], spread.mean))
-        return sorted(points, key=lambda point: goodness(point.value, found[0][1].modes[metric]))
+                value = nan if spread is None else spread.mean
+                points.append(ClientPoint(client, name, size, record.client_sizes[client], value))
+        return sorted(points, key=lambda one: (isnan(one.value), goodness(one.value, found[0][1].modes[metric])))
 
     def ends(self, metric: str, stage: Stage) -> dict[Repetition, dict[int, float]]:
         """:func:`at_end` of every fit."""
@@ -226,6 +228,35 @@ def metrics_of(records: Sequence[FitRecord], stage: Stage) -> dict[str, Mode]:
     return dict(sorted(found.items(), key=lambda item: (item[0].startswith(PERSONAL), order.index(item[1]))))
 
 
+def shown_metrics(methods: Sequence[Method], stage: Stage) -> list[tuple[str, Mode, list[str]]]:
+    """What pictures of a stage show: each metric in words, its mode, and its name in each method's records.
+
+    As in the table, the values of the clients' own models count where they have any. Those of the global models follow.
+    """
+    metrics = metrics_of(records_of(methods), stage)
+    own, shared = list[tuple[str, Mode, list[str]]](), list[tuple[str, Mode, list[str]]]()
+    for metric, mode in metrics.items():
+        names = [method.own(metric, stage) for method in methods]
+        if metric.startswith(PERSONAL) and metric.removeprefix(PERSONAL) in metrics:
+            continue
+        own.append((names[0] if len(set(names)) == 1 else metric, mode, names))
+        if set(names) != {metric}:
+            shared.append((f"{metric} of the global model", mode, [metric] * len(methods)))
+    return own + shared
+
+
+def own_words(methods: Sequence[Method], stage: Stage) -> str:
+    """That some methods' values are those of the clients' own models; empty if there are none."""
+    metrics = metrics_of(records_of(methods), stage)
+    having = [method.label for method in methods if any(method.own(metric, stage) != metric for metric in metrics)]
+    return f"Clients have models of their own with {' and '.join(having)}: the values of these count." * bool(having)
+
+
+def _own(records: Sequence[FitRecord], metric: str, stage: Stage) -> str:
+    found, name = (record.last_values(stage) for record in records), f"{PERSONAL}{metric}"
+    return name if any(values is not None and name in values.values for values in found) else metric
+
+
 def goodness(value: float, mode: Mode) -> float:
     """The larger, the better."""
     return value if mode == "max" else -(abs(value) if mode == "abs" else value)
@@ -248,7 +279,7 @@ def worst_first(record: FitRecord) -> list[int]:
     metric = next((name for name in metrics if values is not None and name in values.values), None)
     if metric is None or values is None:
         return list(known)
-    numbers = zip(values.client_ids, values.values[metric], strict=True)
+    numbers = zip(values.client_ids, values.values[_own([record], metric, values.stage)], strict=True)
     ranked = {client: goodness(number, metrics[metric]) for client, number in numbers if number is not None}
     return [*sorted(ranked, key=ranked.__getitem__), *(client for client in known if client not in ranked)]
 

@@ -9,14 +9,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, nan
+from math import isfinite, isnan, nan
 from typing import Any, Literal
 
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.number_formats import STAGES, notation, number, plural, shortened
 from fl_lightning.report.pictures import both_ends, sentences
 from fl_lightning.report.repetitions import Repetition, Spread, mark
-from fl_lightning.report.runs_of_a_method import Method, Stage, called, metrics_of, records_of
+from fl_lightning.report.runs_of_a_method import (
+    Method,
+    Stage,
+    called,
+    metrics_of,
+    own_words,
+    records_of,
+    shown_metrics,
+)
 
 _LISTED = 200
 
@@ -157,11 +165,10 @@ def comparison(methods: Sequence[Method], stage: Stage) -> Summary | None:
     forms = {key: notation([n for row in rows for n in row.numbers.get(key, {}).values()]) for key in columns}
     several = len(rows) > 1 and max(row.repetitions for row in rows) > 1
     bounds = " and ".join(row.method for row in rows if row.bound)
-    having = " and ".join(method.label for method in methods if method.own(metric, stage) != metric)
     caption = sentences(
         f"{metric} in the {STAGES[stage]}. Worst client: whose value is worst. Conflicts: share of a round's clients "
         "whose update the step went against. Time: training, server and evaluation of all rounds.",
-        f"Clients have models of their own with {having}: the values of these count." if having else "",
+        own_words(methods, stage),
         f"▲ and ▼: better and worse than {rows[0].method}: the 95 % interval of the differences, seed by seed, leaves "
         "out zero."
         if several
@@ -174,10 +181,10 @@ def comparison(methods: Sequence[Method], stage: Stage) -> Summary | None:
 def clients(methods: Sequence[Method], stage: Stage) -> Part:
     """Every client's last value under each method, the worst under the first method on top."""
     found = []
-    for metric in metrics_of(records_of(methods), stage):
-        points = [method.points(metric, stage) for method in methods]
-        order = next((column for column in points if column), [])
-        values = [{(point.client_id, point.label): point.value for point in column} for column in points]
+    for metric, _, names in shown_metrics(methods, stage):
+        found_by = [method.clients(name, stage) for method, name in zip(methods, names, strict=True)]
+        order = next((column for column in found_by if column), [])
+        values = [{(p.client_id, p.label): p.value for p in column if not isnan(p.value)} for column in found_by]
         form = notation([value for column in values for value in column.values()])
         rows = [
             [one.label, f"{one.trained:,}", f"{one.size:,}",

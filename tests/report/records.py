@@ -34,25 +34,30 @@ def round_of(index, clients, seed=0, dropped=None, weights=True, layers=LAYERS):
     )
 
 
-def evaluation_of(number, clients, seed=0, stage="val", names=None):
-    """An evaluation after ``number`` rounds: clients with higher numbers fare better."""
+def evaluation_of(number, clients, seed=0, stage="val", names=None, own=False, empty=()):
+    """An evaluation after ``number`` rounds: clients with higher numbers fare better, but by their own models."""
     generator = torch.Generator().manual_seed(seed)
     place = torch.linspace(0, 1, clients, dtype=torch.float64)
     noise = torch.rand(clients, generator=generator, dtype=torch.float64)
     acc = (1 - 0.6 * math.exp(-number / 40)) * (0.5 + 0.4 * place + 0.1 * noise)
+    values, sizes = {f"{stage}_acc": acc, f"{stage}_loss": 2 - 2 * acc}, torch.arange(10, 10 + clients)
+    values |= {f"personal/{name}": 0.9 * found.flip(0) for name, found in values.items() if own}
+    for column, nothing in ((sizes, 0), *((found, math.nan) for found in values.values())):
+        column[list(empty)] = nothing
     return EvaluationRecord(
         number,
         stage,
         tuple(range(clients)),
-        torch.arange(10, 10 + clients),
-        {f"{stage}_acc": acc, f"{stage}_loss": 2 - 2 * acc},
+        sizes,
+        values,
         client_names=tuple(names or map(str, range(clients))),
     )
 
 
 def fit_record(
-    method="FedAvg", clients=4, rounds=12, seed=0, names=None, per_round=None, every=1, test=True, **entries
-):
+    method="FedAvg", clients=4, rounds=12, seed=0, names=None, per_round=None, every=1, test=True, own=False, empty=(),
+    **entries,
+):  # fmt: skip
     """The record of a fit with everything in it."""
     names = tuple(names or (f"client {k}" for k in range(clients)))
     holdings = Holdings("class", tuple("0123456789"), tuple(tuple((7 * k + 3 * c) % 40 for c in range(10))
@@ -73,7 +78,7 @@ def fit_record(
         builder.add_round(round_of(index, cohort, seed, dropped), 0.1 * 0.99**index)
         if (index + 1) % every == 0:
             builder.add_evaluation_seconds(0.1)
-            builder.add_evaluation(evaluation_of(index + 1, clients, seed, names=names))
+            builder.add_evaluation(evaluation_of(index + 1, clients, seed, "val", names, own, empty))
     if test:
-        builder.add_evaluation(evaluation_of(rounds, clients, seed + 1, "test", names))
+        builder.add_evaluation(evaluation_of(rounds, clients, seed + 1, "test", names, own, empty))
     return builder.record(**entries)

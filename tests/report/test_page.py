@@ -161,13 +161,48 @@ def test_heat_maps_have_one_scale_every_division_a_picture_and_several_seeds_a_b
     assert len(pictures(written(tmp_path, first))["pictures"]["mean-and-worst"][0]["data"]) == 2, "one seed has none"
 
 
+def drawn(numbers):
+    return np.frombuffer(base64.b64decode(numbers["bdata"]), "<f4")
+
+
+@pytest.mark.parametrize("beside", [[], ["FedAvg"]])
+def test_a_whole_page_is_about_the_clients_own_models(tmp_path, beside):
+    record = fit_record("FedBN", own=True)
+    text = written(tmp_path, *map(fit_record, beside), record)
+    found, last = pictures(text)["pictures"], record.last_values
+    (dots,) = (t for t in found["fares"][0]["data"] if t["mode"] == "markers" and "FedBN" in t["name"])
+    assert sorted(drawn(dots["x"])) == pytest.approx(sorted(last("test").values["personal/test_acc"]))
+    (curve,) = (t for t in found["mean-and-worst"][0]["data"] if t["name"][1:-1] in ("mean", "FedBN, mean"))
+    assert drawn(curve["y"])[-1] == pytest.approx(fmean(last("val").values["personal/val_acc"]))
+    angles = next(s for s in record.metrics if s.metric == "personal/val_acc").summaries["angle"]
+    assert drawn(found["unevenness"][0]["data"][-1]["y"]) == pytest.approx(angles)
+    heat = found["over-time"][-1]["data"][0]
+    assert [name[1:-1] for name in heat["y"]] == [f"client {k}" for k in (3, 2, 1, 0)], "the worst on top"
+    ends = drawn(heat["z"]).reshape(4, -1)[:, -1]
+    assert ends == pytest.approx(last("val").values["personal/val_acc"][::-1])
+    words = ("test_acc" if beside else "personal/test_acc", "test_loss" if beside else "personal/test_loss")
+    tables = [*words, "test_acc of the global model", "test_loss of the global model"]
+    assert re.findall("<summary>(.*?) of 4 clients", text) == tables
+    assert len(found["fares"]) == 4
+    assert text.count("Clients have models of their own with FedBN: the values of these count.") == 5
+
+
+def test_clients_without_a_value_have_empty_rows(tmp_path):
+    text = written(tmp_path, fit_record(empty=(1,)))
+    axis = pictures(text)["pictures"]["fares"][0]["layout"]["yaxis"]
+    assert "client 1" in axis["ticktext"][-1]
+    assert axis["ticktext"][-1].endswith("(0)")
+    assert "<bdi>client 1</bdi></td><td><bdi>25</bdi></td><td><bdi>0</bdi></td><td><bdi>-</bdi>" in text
+    assert "the mean of 3 clients is" in text
+    assert "There is no value for \u2068client 1\u2069." in text
+
+
 def test_means_are_over_all_clients_also_where_few_are_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr(client_pictures, "MAX_DOTS", 8)
     record = fit_record(clients=60, rounds=2)
     dots, mean = pictures(written(tmp_path, record))["pictures"]["fares"][0]["data"]
-    drawn, level = (np.frombuffer(base64.b64decode(trace["y"]["bdata"]), "<f4") for trace in (dots, mean))
-    assert len(drawn) == 8
-    assert level[0] == pytest.approx(fmean(record.last_values("test").values["test_acc"]))
+    assert len(drawn(dots["y"])) == 8
+    assert drawn(mean["y"])[0] == pytest.approx(fmean(record.last_values("test").values["test_acc"]))
 
 
 def test_places_that_are_drawn():

@@ -85,6 +85,12 @@ def test_fairness_over_the_rounds(figure, tmp_path):
         plot_fairness(FitRecord("FedAvg"))
 
 
+def test_fairness_of_the_clients_own_models():
+    record = fit_record(own=True)
+    assert plot_fairness(record).axes[0].get_ylabel() == "personal/val_acc"
+    assert plot_fairness(record, metric="val_acc").axes[0].get_ylabel() == "val_acc"
+
+
 def test_conflicts_per_layer_and_round(figure, tmp_path):
     builder = RecordBuilder(FitRecord("FedAvg"))
     for number in range(3):
