@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.clients.memory_banks import MemoryBanks, Vote, agreed
 from fl_lightning.core.modules import _buffers_of, followers_of
 from fl_lightning.core.tensors import not_finite
 from fl_lightning.lightning.module.contents import equal_numbers, same_numbers
@@ -25,7 +24,6 @@ class BufferReport:
 
     size: int  # samples
     values: Mapping[str, Tensor]  # all persistent buffers, and of the rest those that the client has changed
-    votes: Mapping[str, Vote] = field(default_factory=dict)  # which it has written as memory banks
 
 
 class _Found(NamedTuple):
@@ -41,20 +39,19 @@ class BufferBank:
     they belong to the metrics.
 
     Untrained parameters with the shape of a trained one are EMA teachers (BYOL, DINO, MoCo): they are in no optimizer
-    and follow the student. They are combined like buffers, and so are non-persistent buffers, which may be memory
+    and follow the student. They are combined like buffers, and so are non-persistent buffers, such as memory
     banks. In most modules these never change, so clients report those alone that they changed, and a client that left a
     tensor as it was counts with the global value. A non-persistent buffer that got another shape is a cache: it comes
     back as it was.
 
     The policy ``"mean"`` averages float buffers by sample counts, ``"largest"`` takes those of the client with the most
-    samples, ``"global"`` leaves them as they are. Integer buffers and memory banks are never averaged: under ``"mean"``
-    and ``"largest"`` they come from the client with the most samples.
+    samples, ``"global"`` leaves them as they are. Integer buffers are never averaged: under ``"mean"`` they come
+    from the client with the most samples, too.
     """
 
     def __init__(self, module: nn.Module, policy: BufferPolicy, trained: Collection[str] | None = None) -> None:
         self._module, self._trained = module, trained
         self._policy: BufferPolicy = policy
-        self._banks = MemoryBanks(module)
         self._global: dict[str, Tensor] = {}
         self._moving = set[str]()
         self.remember()
@@ -79,7 +76,6 @@ class BufferBank:
             self._global[name] = known if unchanged and known is not None else value.clone()
             if known is not None and not unchanged:
                 self._moving.add(name)
-        self._banks.remember()
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -98,7 +94,7 @@ class BufferBank:
 
     # ---- a client
 
-    def report(self, size: int, seen: int = 0) -> BufferReport:
+    def report(self, size: int) -> BufferReport:
         """The module's buffers as a client leaves them, the same in name, shape and dtype as before."""
         has_any = bool(self.names) or any(part._buffers for part in self._module.modules())
         persistent = _buffers_of(self._module)[0] if has_any else []
@@ -107,12 +103,10 @@ class BufferBank:
         changed = sorted({name for name in before.keys() | after.keys() if before.get(name) != after.get(name)})
         if changed:
             raise ValueError(f"buffers must keep name, shape and dtype in local training, found changes in {changed}")
-        looks = self._policy == "mean" and self._banks.possible
-        votes = self._banks.votes(self._global, seen) if looks else {}
         if self._policy == "global":
-            return BufferReport(size, {}, votes)
+            return BufferReport(size, {})
         values = {buffer.name: buffer.value.detach().clone() for buffer in persistent}
-        return BufferReport(size, values | self._changed(), votes)
+        return BufferReport(size, values | self._changed())
 
     def _changed(self) -> dict[str, Tensor]:
         """Copies of teachers and non-persistent buffers that differ from the global values, by name."""
@@ -129,17 +123,15 @@ class BufferBank:
         """What a report holds, by name; nothing if the policy asks clients for nothing."""
         return {name: value for name, value in report.values.items() if value.shape == self._global[name].shape}
 
-    def report_with(
-        self, size: int, values: Mapping[str, Tensor], votes: Mapping[str, Any] | None = None
-    ) -> BufferReport:  # fmt: skip
+    def report_with(self, size: int, values: Mapping[str, Tensor]) -> BufferReport:
         """The report of a client elsewhere; its buffers must be those of the module."""
         if not values and self._policy == "global":
             return BufferReport(size, {})
-        return BufferReport(size, self._checked(values), self._banks.heard(votes or {}))
+        return BufferReport(size, self._checked(values))
 
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor]) -> None:
-        """Puts values of all persistent buffers into the module, and of teachers and banks as far as they came."""
+        """Puts values of all persistent buffers into the module, and of others as far as they came."""
         for name, value in self._checked(values).items():
             self._found[name].value.data.copy_(value)
 
@@ -183,7 +175,6 @@ class BufferBank:
     def commit(self, reports: Sequence[BufferReport]) -> None:
         """Makes new global buffers from the clients' by the policy, and puts them into the module."""
         self._check_between_clients()
-        banks = agreed([report.votes for report in reports])
         largest = max(reports, key=lambda report: report.size, default=None)
         for name in sorted({name for report in reports for name in report.values}):
             before = self._global[name]
@@ -191,7 +182,7 @@ class BufferBank:
             if largest is None or any(_kind(value) != _kind(before) for value in values):
                 continue
             new = largest.values.get(name, before)
-            if self._policy == "mean" and before.is_floating_point() and name not in banks:
+            if self._policy == "mean" and before.is_floating_point():
                 new = _mean(values, [report.size for report in reports], before)
             self._global[name] = new
             self._moving.add(name)

@@ -57,19 +57,17 @@ class ClientBatches:
         self, loaders: ClientLoaders, options: LocalOptions, limit: int | float, window: int, module: nn.Module
     ) -> None:
         self.loaders, self._options, self._limit, self.window = loaders, options, limit, window
-        self.seen = 0  # samples that the last visit has trained on so far
         # BatchNorm cannot train on one sample: a last batch of one joins the one before.
         self.merges = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
 
     def in_training(self, client: int, round: int) -> Iterator[tuple[Any, int, int, bool, bool]]:  # noqa: A002
         """Yields a batch, its samples, its place in its pass, and whether the pass and the visit end with it."""
-        self.seen, passes = 0, list(self.passes(client, round))
+        passes = list(self.passes(client, round))
         left = sum(take for _, take in passes)
         for seed, take in passes:
             batches = self.loaders.batches(client, seed=seed, merge_single=self.merges)
             for index, (batch, size) in enumerate(self._seen(client, islice(batches, take))):
                 left -= 1
-                self.seen += size
                 yield batch, size, index, index + 1 == take, left == 0
 
     def passes(self, client: int, round: int) -> Iterator[tuple[int, int]]:  # noqa: A002

@@ -118,7 +118,7 @@ class ClientRunner:
             report = _with_accuracy(report, measured["accuracy"], self.module)
         return Upload(
             task.index, client, task.num_samples, loss, measured.get("loss") if needs.losses else None,
-            report, self._buffers.report(task.num_samples, self.batches.seen), work.client_lr, pace,
+            report, self._buffers.report(task.num_samples), work.client_lr, pace,
             0 if needs.full_gradients else self.local.skipped, left,
         )  # fmt: skip
 

@@ -110,7 +110,7 @@ class Closing:
             if _is_large(values):  # NaN is found where losses and buffers are, in one pass
                 raise MisfitError(f"its {said(name)} must lie between -{LARGEST:g} and {LARGEST:g}, found others")
         try:
-            buffers = bank.report_with(answer.size, answer.buffers, answer.votes)
+            buffers = bank.report_with(answer.size, answer.buffers)
         except (ValueError, KeyError) as error:
             raise MisfitError(said(error)) from error
         left, report = self.model.home.read(answer.left), trusted(ClientReport)(extras=answer.extras)

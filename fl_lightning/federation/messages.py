@@ -121,7 +121,6 @@ class ClientMessage:
         companions: ``[n]`` vectors that become companion rows of the cohort.
         buffers: the module's buffers after training, by name; empty if the server does not combine them.
         steps: optimizer steps of the visit.
-        votes: which buffers the visit has written as memory banks.
         left: what it has left in attributes and metrics of the module.
     """
 
@@ -136,7 +135,6 @@ class ClientMessage:
     companions: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
     steps: int = 0
-    votes: Mapping[str, str] = field(default_factory=dict)
     left: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -148,7 +146,7 @@ def answer_of(
         upload.client_id, index, update.cpu(), upload.size, upload.loss,
         None if upload.train_loss is None else float(upload.train_loss), upload.client_lr,
         _on_cpu(upload.report.extras), _on_cpu(upload.report.companions), _on_cpu(buffers), upload.pace.steps,
-        dict(upload.buffers.votes), left,
+        left,
     )  # fmt: skip
 
 

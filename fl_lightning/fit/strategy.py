@@ -60,9 +60,10 @@ class FederatedStrategy(ReadableStrategy):
         client_optimizer_state: ``"reset"`` gives every client a new optimizer in each round. ``"keep"`` gives it the
             optimizer state of its last round.
         buffers: how BatchNorm statistics and other buffers are combined: ``"mean"`` weights clients by samples,
-            ``"global"`` keeps the server's, ``"largest"`` takes those of the client with the most samples. Integer
-            buffers are never averaged. Parameters that are not trained and have the shape of a trained one (EMA
-            teachers) and non-persistent buffers (memory banks) follow the same policy where clients change them.
+            ``"global"`` keeps the server's, ``"largest"`` takes those of the client with the most samples: for
+            memory banks, whose mean is no bank. Integer buffers are never averaged. Parameters that are not trained and
+            have the shape of a trained one (EMA teachers) and non-persistent buffers follow the same policy where
+            clients change them.
         fairness_metric: the validation metric whose fairness angle the progress bar shows.
         fairness_mode: whether larger (``"max"``) or smaller (``"min"``) values of ``fairness_metric`` are better, or
             those near 0 (``"abs"``, for gaps with a sign). A mapping says it of several metrics. Where it says nothing,

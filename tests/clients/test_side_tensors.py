@@ -128,7 +128,7 @@ def test_workers_and_one_process_give_the_same(kind):
     assert torch.equal(trained(fl.executors.Parallel(2)), trained(None))
 
 
-@pytest.mark.parametrize(("kind", "policy"), [(Byol, "mean"), (Moco, "mean"), (Byol, "largest"), (Moco, "global")])
+@pytest.mark.parametrize(("kind", "policy"), [(Byol, "mean"), (Moco, "mean"), (Moco, "largest"), (Moco, "global")])
 def test_clients_on_their_own_give_the_bits_of_a_fit(kind, policy):
     module, apart = fresh(kind), Federation(fl.algorithms.FedAvg, lambda seed: fresh(kind, seed), buffers=policy)
     training_only(fl.FederatedStrategy(buffers=policy), 3).fit(module, federated_blobs(4))
@@ -137,6 +137,21 @@ def test_clients_on_their_own_give_the_bits_of_a_fit(kind, policy):
     assert torch.equal(apart.weights(), weights(module))
     for (name, value), (_, other) in zip(module.named_buffers(), apart.module.named_buffers(), strict=True):
         assert torch.equal(value, other), name
+
+
+def test_a_bank_and_its_place_are_those_of_the_client_with_most_samples():
+    left = {}
+
+    class Noted(Moco):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            left[int(self.place)] = self.bank.clone()
+
+    module = fresh(Noted)
+    data = fl.FederatedDataModule(blobs(60), torch.arange(60).split([23, 37]), batch_size=10)
+    train(module, 1, data=data, clients_per_round=2, buffers="largest")
+    assert int(module.place) == 37
+    assert torch.equal(module.bank, left[37])
+    assert not torch.equal(left[37], left[23])
 
 
 def test_the_policy_global_keeps_the_servers_teacher():

@@ -160,30 +160,6 @@ def test_a_hook_after_the_round_sees_the_clock_of_a_fit(make):
     assert torch.equal(server.module.w, whole.w)
 
 
-class Bank(Gathers):
-    """Writes rows where a pointer says."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("bank", torch.zeros(16, 3))
-        self.register_buffer("at", torch.zeros(1, dtype=torch.long))
-
-    def training_step(self, batch, batch_idx):
-        for row in batch[0]:
-            self.bank[int(self.at)] = row
-            self.at = (self.at + 1) % 16
-        return super().training_step(batch, batch_idx)
-
-
-def test_a_memory_bank_is_that_of_a_fit():
-    whole = inside(Bank)
-    server, clients = made(Bank)
-    for _ in range(3):
-        one_round(server, clients)
-    assert torch.equal(server.module.bank, whole.bank)
-    assert torch.equal(server.module.at, whole.at)
-
-
 class Keeps(ClientRule):
     """Keeps its first model for good."""
 
