@@ -11,6 +11,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     fedlf.TABLE2,
     fedlf_variants.ABLATION,
     fedlf.RATES,
+    fedmdfg.TABLE2,
     fedmdfg.ATTACKED,
     fedfv.TABLE2,
     fedfv.TABLE3,
