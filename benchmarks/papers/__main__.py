@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Repeats tables of the papers.
 
+    python -m benchmarks.papers ledger                       every table, figure and theorem, and how far it is repeated
     python -m benchmarks.papers list
     python -m benchmarks.papers run NAME --data-root DIR [--seeds 0 1] [--rounds 100] [--only TEXT ...] [--jobs 2]
     python -m benchmarks.papers report [NAME ...] [--rounds 100]
@@ -20,8 +21,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from benchmarks.papers import ledger
 from benchmarks.papers.catalog import EXPERIMENTS, experiment
-from benchmarks.papers.pages import write_pages
+from benchmarks.papers.pages import write_ledger, write_pages
 from benchmarks.papers.records import pack
 from benchmarks.papers.report import write
 from benchmarks.papers.runner import Pool, clock, plan
@@ -37,6 +39,7 @@ def main() -> None:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="the experiments")
+    listing = commands.add_parser("ledger", help="every table, figure and theorem of the papers, and what was run")
     running = commands.add_parser("run", help="run what is not complete yet")
     running.add_argument("name", choices=[each.name for each in EXPERIMENTS])
     running.add_argument("--data-root", type=Path, required=True, help="folder of the data sets")
@@ -53,7 +56,7 @@ def main() -> None:
     packing = commands.add_parser("pack", help="move the lines of runs that were killed to the compressed files")
     for command in (reporting, packing):
         command.add_argument("names", nargs="*", choices=[*(each.name for each in EXPERIMENTS), []], metavar="name")
-    for command in (running, reporting, packing):
+    for command in (listing, running, reporting, packing):
         command.add_argument("--out", type=Path, default=RESULTS, help=f"folder of the results ({RESULTS})")
     arguments = parser.parse_args()
     for name in ("jobs", "rounds"):
@@ -62,6 +65,8 @@ def main() -> None:
     if arguments.command == "list":
         for each in EXPERIMENTS:
             print(f"{each.name:<18}{len(each.cases):>3} cases  {each.title}")
+    elif arguments.command == "ledger":
+        print(ledger.text(arguments.out))
     elif arguments.command == "run":
         run(arguments)
     else:
@@ -72,6 +77,7 @@ def main() -> None:
                 write(experiment(name), arguments.out, arguments.rounds)
         if arguments.command == "report" and arguments.rounds is None and arguments.out == RESULTS:
             write_pages(arguments.names or [each.name for each in EXPERIMENTS], arguments.out)
+            write_ledger(arguments.out)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -10,6 +10,7 @@ from math import isnan
 from pathlib import Path
 from statistics import fmean
 
+from benchmarks.papers import ledger
 from benchmarks.papers.catalog import experiment
 from benchmarks.papers.experiment import Case, Experiment
 from benchmarks.papers.report import Results, final, gather, rewritten
@@ -120,3 +121,9 @@ def write_pages(names: Sequence[str], out: Path, docs: Path = DOCS) -> None:
             page = docs / place.page
             text = rewritten(page.read_text(encoding="utf-8"), place.name, place.text(out))
             page.write_text(text, encoding="utf-8")
+
+
+def write_ledger(out: Path) -> None:
+    """Writes the ledger into the page that begins with it."""
+    page = DOCS / "evidence.md"
+    page.write_text(rewritten(page.read_text(encoding="utf-8"), "ledger", ledger.text(out)), encoding="utf-8")

@@ -13,8 +13,8 @@ import torch
 
 import fl_lightning as fl
 from benchmarks.papers import __main__ as program
-from benchmarks.papers import pages
-from benchmarks.papers.catalog import EXPERIMENTS
+from benchmarks.papers import ledger, pages
+from benchmarks.papers.catalog import EXPERIMENTS, experiment
 from benchmarks.papers.experiment import Experiment, Job, Log
 from benchmarks.papers.federated import FederatedCase, Training
 from benchmarks.papers.networks import SoftmaxRegression, mlp
@@ -337,6 +337,26 @@ def test_the_tables_are_those_of_the_packed_lines(one):
 def test_the_tables_of_pages_are_those_of_the_packed_lines(place):
     page = (DOCS / place.page).read_text(encoding="utf-8")
     assert rewritten(page, place.name, place.text(program.RESULTS)) == page, "python -m benchmarks.papers report"
+
+
+def test_the_ledger_on_its_page_is_that_of_the_packed_lines():
+    page = (DOCS / "evidence.md").read_text(encoding="utf-8")
+    assert rewritten(page, "ledger", ledger.text(program.RESULTS)) == page, "python -m benchmarks.papers report"
+
+
+def test_every_row_of_the_ledger_is_coded_or_says_why_not(tmp_path):
+    for row in (row for rows in ledger.ROWS.values() for row in rows):
+        assert bool(row.experiment or row.command) != bool(row.why)
+        if row.experiment:
+            names = [case.name for case in experiment(row.experiment).cases]
+            assert all(any(text in name for name in names) for text in row.only), row
+            assert row.state(tmp_path)[0] == "coded, not run"
+
+
+def test_the_ledger_tells_whole_runs_from_short_ones(tmp_path, monkeypatch):
+    trial = made_up(tmp_path)
+    monkeypatch.setattr(ledger, "experiment", lambda name: trial)
+    assert ledger.Row("Table 1", "trial").state(tmp_path) == ("reduced", "1 of 2 rows; 15 of 20 rounds; seeds: 2")
 
 
 def test_a_table_of_a_page_has_published_figures_in_brackets(tmp_path, monkeypatch):
