@@ -17,6 +17,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     fedfv.TABLE3,
     fedfv.TABLE4,
     fcfl.ADULT,
+    fcfl.COMPARED,
     fcfl.SYNTHETIC_PROBLEM,
     fedheal.TABLE2,
     defences.DEFENCES,

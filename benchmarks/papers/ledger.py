@@ -102,14 +102,9 @@ ROWS: dict[str, tuple[Row, ...]] = {
     ),
     "FCFL": (
         Row("Section 5.2: synthetic problem, Figure 2", "fcfl-synthetic"),
-        Row(
-            "Figures 3, S1, S3, S4: Adult, budgets",
-            "fcfl-adult",
-            ("code: race", "code: sex"),
-            reduced="without MMPF, FA and AFL; one seed of five",
-        ),
+        Row("Figures 3, S1, S3, S4: Adult, budgets, beside MMPF, FA, FairReg", "fcfl-baselines", ("budget .",)),
         Row("Figures 5, S2: budgets of each client", "fcfl-adult", (".8 of the original",)),
-        Row("Table S2: accuracies without constraints", "fcfl-adult", ("unconstrained",), reduced="FCFL alone"),
+        Row("Table S2: accuracies without constraints", "fcfl-baselines", ("no budget",)),
         Row("eICU: Figures 4, 5, Tables S1, S3", why="the data need permission; there are no loaders yet"),
         Row("G: budgets that clients vote on", why="not coded yet"),
     ),
