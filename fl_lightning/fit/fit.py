@@ -16,7 +16,7 @@ from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.storage import kept
-from fl_lightning.core.storage.per_client import matched, renumbered
+from fl_lightning.core.storage.per_client import renumbered, renumbering
 from fl_lightning.core.tensors import checksums
 from fl_lightning.core.updates import Columns
 from fl_lightning.data.client_loaders import ClientLoaders
@@ -64,7 +64,7 @@ class FederatedFit:
             path = self._trainer.ckpt_path
             source = "the last fit's state" if path is None else f"the checkpoint {path}"
             changed = check_resume(states, self.description, source, self._options.strict_resume)
-            ids, self._gone = matched(states, self.clients.loaders.names)
+            ids, self._gone = renumbering(states, self.clients.loaders.names)
             server.load(states, ids)
             self.clients.runner.optimizers.load_state_dict(renumbered(states["client_optimizers"], ids))
             if "schedules" in states:  # files of earlier versions have none

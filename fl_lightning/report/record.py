@@ -228,7 +228,7 @@ class FitRecord:
         configuration: module, data and trainer, in plain values.
         versions: what ran, by name.
         command: the command line to run it again; empty if there is none.
-        client_names: what people call the clients, by client id.
+        client_names: what people call the clients, by client id; those that have left come last.
         client_sizes: their training samples.
         holdings: which classes or domains the clients hold, if the data say it.
         rounds: the rounds.

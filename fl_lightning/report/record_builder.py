@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fl_lightning.core.records import EvaluationRecord, RoundRecord
+from fl_lightning.core.storage.per_client import matched
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.record import Absence, ClientValues, FitRecord, MetricSeries, RoundSeries, RoundTable, finite
 
@@ -54,6 +55,20 @@ class RecordBuilder:
             layer_conflicts=None if self._layers is None else self._layers.table(),
             absences=tuple(self._absences.values()),
         )
+
+    def go_on(self, names: Sequence[str], sizes: Sequence[int]) -> None:
+        """The fit goes on with these clients, told by their names; those that are gone follow them."""
+        before = self.record()
+        ids, gone = matched(before.client_names, names)
+        where = [ids[client] for client in range(len(ids))]
+        left = [size for size, place in zip(before.client_sizes, where, strict=True) if place >= len(names)]
+        names = (*names, *gone)
+        self._base = replace(self._base, client_names=names, client_sizes=(*sizes, *left))
+        self._evaluations = [_with_ids(values, where) for values in before.evaluations]
+        for key, found in self._absences.items():
+            self._absences[key] = replace(found, client_ids=tuple(where[client] for client in found.client_ids))
+        if self._weights is not None:
+            self._weights.grow(names, where)
 
     def cut(self, index: int) -> None:
         """Forgets the rounds from ``index`` on, which an interrupted run left, and the evaluations after them."""
@@ -149,7 +164,7 @@ class RecordBuilder:
             if self._weights is None:
                 self._weights = RoundTables(names)
             if len(self._weights.rows) < len(names):
-                self._weights.grow(names)
+                self._weights.grow(names, range(len(self._weights.rows)))
             weights = zip(record.client_ids, record.weights.tolist(), strict=True)
             self._weights.add(record.round, {client: (float(weight), 1) for client, weight in weights})
 
@@ -161,6 +176,14 @@ class RecordBuilder:
         if client not in clients and len(clients) < _NAMED:
             clients = (*clients, client)
         self._absences[key] = replace(found, count=found.count + 1, last_round=index, client_ids=clients)
+
+
+def _with_ids(values: ClientValues, ids: Sequence[int]) -> ClientValues:
+    """The same values of clients that have other ids now."""
+    order = sorted(range(len(values.client_ids)), key=lambda place: ids[values.client_ids[place]])
+    found = {name: tuple(column[place] for place in order) for name, column in values.values.items()}
+    clients = tuple(ids[values.client_ids[place]] for place in order)
+    return replace(values, client_ids=clients, sizes=tuple(values.sizes[place] for place in order), values=found)
 
 
 def _entries(series: MetricSeries) -> list[_Entry]:
@@ -207,9 +230,10 @@ class RoundTables:
         made._sums = np.array([table.totals, table.counts], dtype=np.float64).reshape(2, len(table.rows), -1)
         return made
 
-    def grow(self, rows: Sequence[str]) -> None:
-        """More rows, below those that there are."""
-        self._sums = np.pad(self._sums, ((0, 0), (0, len(rows) - len(self.rows)), (0, 0)))
+    def grow(self, rows: Sequence[str], places: Sequence[int]) -> None:
+        """More rows; those that there are go to these places."""
+        before, self._sums = self._sums, np.zeros((2, len(rows), self._sums.shape[2]))
+        self._sums[:, list(places)[: len(self.rows)]] = before
         self.rows = tuple(rows)
 
     def add(self, index: int, numbers: Mapping[int, tuple[float, int]]) -> None:

@@ -192,19 +192,21 @@ def test_rounds_count_as_before_where_data_grow(tmp_path):
         go_on(4, 0, tmp_path / "two.ckpt", local_epochs=2)
 
 
+class Evaluated(Sites):
+    val_dataloader = Sites.train_dataloader
+
+
+def evaluated(names):
+    sites = Evaluated(names)
+    sites.train_dataloader()
+    return fl.FederatedDataModule(sites, fl.data.ByKey({"train": sites.keys, "val": sites.keys}), seed=0)
+
+
 def test_a_checkpoint_is_evaluated_with_the_personal_models_of_its_clients(tmp_path):
-    class Evaluated(Sites):
-        val_dataloader = Sites.train_dataloader
-
-    def divided(names):
-        sites = Evaluated(names)
-        sites.train_dataloader()
-        return fl.FederatedDataModule(sites, fl.data.ByKey({"train": sites.keys, "val": sites.keys}), seed=0)
-
     def values(names):
         strategy = fl.FederatedStrategy(fl.algorithms.Ditto())
         trainer = training_only(strategy, 1, limit_val_batches=1.0)
-        trainer.validate(fresh(norm=True), divided(names), ckpt_path=tmp_path / "two.ckpt", verbose=False)
+        trainer.validate(fresh(norm=True), evaluated(names), ckpt_path=tmp_path / "two.ckpt", verbose=False)
         record = strategy.last_evaluation
         return dict(zip(record.client_names, record.values["personal/val_loss"].tolist(), strict=True))
 
@@ -212,3 +214,32 @@ def test_a_checkpoint_is_evaluated_with_the_personal_models_of_its_clients(tmp_p
     found, whole = values("acd"), values("abc")
     assert found["d"] != found["d"]
     assert {name: found[name] for name in "ac"} == {name: whole[name] for name in "ac"}
+
+
+def test_records_tell_clients_by_their_names(tmp_path):
+    def recorded(names, rounds, path=None):
+        recorder = fl.callbacks.Report(tmp_path / "report.html")
+        trainer = training_only(fl.FederatedStrategy(seed=5), rounds, callbacks=[recorder], limit_val_batches=1.0)
+        trainer.fit(fresh(), evaluated(names), ckpt_path=path)
+        trainer.save_checkpoint(tmp_path / "now.ckpt")
+        return recorder.record
+
+    def by_client(record, rounds):
+        names = record.client_names
+        weights = {name: row[:rounds] for name, row in zip(names, record.weights.totals, strict=True)}
+        values = [
+            {names[k]: (size, loss) for k, size, loss in zip(e.client_ids, e.sizes, e.values["val_loss"], strict=True)}
+            for e in record.evaluations[:rounds]
+        ]
+        return weights, values, dict(zip(names, record.client_sizes, strict=True))
+
+    before = by_client(recorded("abc", 2), 2)
+    with pytest.warns(UserWarning, match="'d' joined, 'b' left"):
+        record = recorded("acd", 3, tmp_path / "now.ckpt")
+    assert record.client_names == tuple("acdb")
+    weights, values, sizes = by_client(record, 2)
+    assert weights.pop("d") == (0, 0)
+    assert (weights, values) == before[:2]
+    assert {name: sizes[name] for name in "abc"} == before[2]
+    assert record.weights.totals[3][2] == 0
+    assert record.evaluations[-1].client_ids == (0, 1, 2)

@@ -133,14 +133,14 @@ def with_ids(table: Tensor, ids: Mapping[int, int]) -> Tensor:
     return changed
 
 
-def matched(states: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[int, int], list[str]]:
-    """Ids that clients have now, by those of a checkpoint, and who is gone: their ids follow the others'.
-
-    Clients are told by their names; where they have none, in ``names`` or there, they keep their numbers.
-    """
+def renumbering(states: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[int, int], list[str]]:
+    """What :func:`matched` says of a checkpoint; where clients have no names, there or now, they keep their numbers."""
     before = [*states["fit"].get("names", ()), *states.get("gone", ())]
-    if not (before and isinstance(names, tuple)):
-        return {}, []
+    return matched(before, names) if before and isinstance(names, tuple) else ({}, [])
+
+
+def matched(before: Sequence[str], names: Sequence[str]) -> tuple[dict[int, int], list[str]]:
+    """Ids that clients have now, by those that they had, and who is gone: their ids follow the others'."""
     places = {name: place for place, name in enumerate(names)}
     gone = [name for name in before if name not in places]
     places |= {name: len(names) + place for place, name in enumerate(gone)}

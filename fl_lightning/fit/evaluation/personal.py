@@ -15,7 +15,7 @@ from fl_lightning.core.layout import LayerSpec, ParamLayout, layout_difference, 
 from fl_lightning.core.model_snapshot import ModelPart, Snapshot, standing_in
 from fl_lightning.core.modules import trained_parameters
 from fl_lightning.core.storage import kept
-from fl_lightning.core.storage.per_client import matched
+from fl_lightning.core.storage.per_client import renumbering
 from fl_lightning.lightning.names import Trainer, TrainerFn, rank_zero_warn
 
 PREFIX = "personal/"
@@ -46,7 +46,7 @@ def personal_evaluation(
     else:
         try:
             trained = _laid_out(fit, trainer.lightning_module, layers)
-            own = kept.renumbered(rule, state["client_rule"], matched(state, names)[0])
+            own = kept.renumbered(rule, state["client_rule"], renumbering(state, names)[0])
             return PersonalEvaluation(trainer, kept.at(rule, own).personal_model, layers, trained)
         except (FileNotFoundError, ValueError) as error:
             reason = str(error)

@@ -89,8 +89,10 @@ class FitRecorder(Callback):
             known["holdings"] = _classes(trainer)
             if self.method is not None:
                 known["method"] = self.method
+            names, sizes = known.pop("client_names"), known.pop("client_sizes")
             if self._builder is None:
                 self._builder = RecordBuilder(FitRecord(**known))
+            self._builder.go_on(names, sizes)
             self._builder.record(**known)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
