@@ -48,11 +48,8 @@ def main(arguments: list[str]) -> int:
     if command == "info" and not options:
         show_versions()
         return 0
-    if command == "--version":
-        sys.stdout.write(f"fl_lightning {__version__}\n")
-        return 0
-    if command in ("-h", "--help"):
-        sys.stdout.write(f"{_USAGE}\n")
+    if command in ("-h", "--help", "--version"):
+        sys.stdout.write(f"fl_lightning {__version__}\n" if command == "--version" else f"{_USAGE}\n")
         return 0
     if command in _LIGHTNING_COMMANDS:
         return _run_lightning() if _has_cli() else 1

@@ -12,12 +12,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fl_lightning.arguments import Bounds, check, checked, trusted
+from fl_lightning.arguments import Bounds, checked, trusted
 from fl_lightning.core.seeding import derive_seed
-
-CLIENTS_PER_ROUND = Bounds(
-    above=0, said="a count of clients (an int such as 10) or a fraction of them (a float above 0 and up to 1.0)"
-)
 
 
 @checked(client_ids=Bounds(0), drop_outs=Bounds(0))
@@ -202,13 +198,6 @@ def _ids(clients: np.ndarray[Any, Any]) -> tuple[int, ...]:
 
 def _selection(clients: np.ndarray[Any, Any]) -> Selection:
     return trusted(Selection)(_ids(clients))
-
-
-def check_clients_per_round(clients_per_round: int | float) -> None:
-    """Raises an error unless the number is a positive count or a fraction in (0, 1]."""
-    check("clients_per_round", clients_per_round, int | float, CLIENTS_PER_ROUND)
-    if isinstance(clients_per_round, float) and clients_per_round > 1:
-        raise ValueError(f"clients_per_round must be {CLIENTS_PER_ROUND.said}, found {clients_per_round}")
 
 
 def cohort_size(clients_per_round: int | float, num_clients: int) -> int:

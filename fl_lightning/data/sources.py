@@ -129,8 +129,6 @@ def check_dataset(name: str, dataset: object) -> None:
                 "match"
             )
     items = dataset.values() if isinstance(dataset, Mapping) else dataset if isinstance(dataset, (list, tuple)) else ()
-    if isinstance(dataset, (str, bytes)):
-        raise TypeError(f"{name} must be a dataset or a module with loaders, found {shown(dataset)}")
     # Two arrays, or a tuple of them, are inputs and targets rather than samples.
     pair = isinstance(dataset, tuple) or (isinstance(dataset, list) and len(dataset) == 2)
     columns = items if pair else (dataset,)
@@ -142,7 +140,8 @@ def check_dataset(name: str, dataset: object) -> None:
     if any(isinstance(item, DataLoader) for item in items):
         raise TypeError(f"{name} must be one DataLoader, found {len(items)} of them: {_ONE_DATASET}")
     # A dict has a length whatever its keys are.
-    if not hasattr(dataset, "__getitem__") or (isinstance(dataset, Mapping) and 0 not in dataset):
+    keyed = isinstance(dataset, (str, bytes)) or (isinstance(dataset, Mapping) and 0 not in dataset)
+    if keyed or not hasattr(dataset, "__getitem__"):
         raise TypeError(
             f"{name} must be a LightningDataModule, a LightningModule that has loaders, a DataLoader, or a dataset "
             f"with a length and integer indices, found {type(dataset).__name__}"

@@ -21,7 +21,7 @@ from fl_lightning.algorithms.records import Needs
 from fl_lightning.arguments import Bounds, Example, check_unused
 from fl_lightning.clients.base import Executor
 from fl_lightning.clients.client_batches import LocalOptions
-from fl_lightning.data.cohort_samplers import CLIENTS_PER_ROUND, CohortSampler, UniformSampler, check_clients_per_round
+from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
 from fl_lightning.fit.checks import Method, paired_client_rule
 from fl_lightning.fit.guarding import check_guards
 from fl_lightning.lightning.fit_description import plain
@@ -33,16 +33,15 @@ _GUESSED = 2**32
 
 CLIENT_CHECKS: dict[str, Bounds | Example] = {
     "algorithm": Example("fl.algorithms.FedLF()"),
-    "local_epochs": Bounds(
-        1, said="a positive integer (for less than a pass: local_steps, or limit_train_batches of the Trainer)"
-    ),
+    "local_epochs": Bounds(1, said="a positive integer (for less than a pass: local_steps or limit_train_batches)"),
     "local_steps": Bounds(1),
     "loss_batch_size": Bounds(1),
 }
 """Of these arguments, wherever they are given."""
+_COHORT = "a count of clients (an int such as 10) or a fraction of them (a float above 0 and up to 1.0)"
 CHECKS: dict[str, Bounds | Example] = {
     **CLIENT_CHECKS,
-    "clients_per_round": CLIENTS_PER_ROUND,
+    "clients_per_round": Bounds(above=0, said=_COHORT),
     "server_optimizer": Example("functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)"),
     "sampler": Example("fl.data.UniformSampler()"),
     "guard": Example("fl.guards.MultiKrum(dishonest=0.1)"),
@@ -135,9 +134,10 @@ class FitOptions(ClientOptions):
             raise ValueError(f"guard of FederatedStrategy must be None or at least one guard, found {self.guard!r}")
         if self.fairness_metric is None and isinstance(self.fairness_mode, str):
             check_unused("fairness_mode", self.fairness_mode, "max", "without fairness_metric, or map metrics to modes")
-        check_clients_per_round(self.clients_per_round)
         if isinstance(self.clients_per_round, int):
             self.check_rounds(self.clients_per_round)
+        elif self.clients_per_round > 1:
+            raise ValueError(f"clients_per_round must be {_COHORT}, found {self.clients_per_round}")
         self._check_privacy()
 
     def _check_privacy(self) -> None:

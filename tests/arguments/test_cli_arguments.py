@@ -26,8 +26,8 @@ def made(**options):
         ({"buffers": "Mean"}, "buffers.*'mean', 'global', 'largest'.*Mean"),
         (
             {"local_epochs": 0},
-            r"local_epochs of FederatedStrategy must be a positive integer \(for less than a pass: local_steps, or "
-            r"limit_train_batches of the Trainer\), found 0",
+            r"local_epochs of FederatedStrategy must be a positive integer \(for less than a pass: local_steps or "
+            r"limit_train_batches\), found 0",
         ),
         (
             {"algorithm": "fl_lightning.algorithms.FedLF", "algorithm__reading": "Paper"},
@@ -93,7 +93,7 @@ def test_an_unknown_argument_is_named_with_the_nearest(make):
         ({"lr": 0.1}, "has no argument 'lr': configure_optimizers of the module"),
         ({"clients_per_round": 10.0}, r"a count of clients \(an int such as 10\) or a fraction of them .* found 10.0"),
         ({"clients_per_round": "all"}, r"a count of clients .* or a fraction of them .* found 'all'"),
-        ({"local_epochs": 0.5}, "for less than a pass: local_steps, or limit_train_batches .* found 0.5"),
+        ({"local_epochs": 0.5}, "for less than a pass: local_steps or limit_train_batches.*found 0.5"),
     ],
 )
 def test_what_people_look_for_is_said_with_the_refusal(options, words):
