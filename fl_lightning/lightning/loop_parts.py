@@ -65,9 +65,8 @@ class SettledResults(ResultCollection):
     """
 
     def __setitem__(self, key: str, entry: ResultMetric) -> None:
-        if type(entry) is ResultMetric and entry.is_tensor:
-            entry.__class__ = _SettledResult  # Lightning makes it, by a name of its own module
-        super().__setitem__(key, entry)
+        settles = type(entry) is ResultMetric and entry.is_tensor
+        super().__setitem__(key, _SettledResult(entry.meta, True) if settles else entry)  # nothing is in it yet
 
 
 def settle_results(trainer: Trainer) -> None:
