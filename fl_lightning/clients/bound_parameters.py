@@ -83,7 +83,7 @@ class BoundParameters:
     @property
     def not_trained(self) -> str:
         """How many parameters require gradients and are in no optimizer, in words; empty without any."""
-        count, numbers = len(self._idle), sum(p.numel() for p in self._idle if _has_shape(p))
+        count, numbers = len(self._idle), sum(p.numel() for p in self._idle)
         return f"{count} parameter{'s' * (count > 1)} with {numbers:,} numbers" if count else ""
 
     def check_finite(self) -> None:
@@ -182,12 +182,8 @@ def _copy_if_elsewhere(parameter: Tensor, view: Tensor) -> None:
         view.copy_(parameter.data)
 
 
-def _has_shape(tensor: Tensor) -> bool:
-    return not isinstance(tensor, nn.parameter.UninitializedParameter)
-
-
 def _has_sum(tensor: Tensor) -> bool:
-    return _has_shape(tensor) and tensor.dtype.itemsize > 1
+    return tensor.dtype.itemsize > 1
 
 
 def _some(names: Sequence[str], shown: int = 5) -> str:

@@ -102,7 +102,10 @@ class BufferBank:
         after = {buffer.name: _kind(buffer.value) for buffer in persistent}
         changed = sorted({name for name in before.keys() | after.keys() if before.get(name) != after.get(name)})
         if changed:
-            raise ValueError(f"buffers must keep name, shape and dtype in local training, found changes in {changed}")
+            raise ValueError(
+                f"buffers must keep name, shape and dtype in local training, found changes in {changed}: register them "
+                "in __init__ as large as they get, or with persistent=False, where each visit begins with the round's"
+            )
         if self._policy == "global":
             return BufferReport(size, {})
         values = {buffer.name: buffer.value.detach().clone() for buffer in persistent}

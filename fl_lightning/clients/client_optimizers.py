@@ -173,6 +173,8 @@ class OptimizerState:
     def load(self, kept: Mapping[str, Any]) -> None:
         """Continues from what :meth:`save` returned, on a restored optimizer."""
         parameters, optimizer = self._parameters(), self.optimizer
+        if not parameters:  # Lightning's stand-in, where a module gives none
+            return
         scalars_there = any(group.get("capturable") or group.get("fused") for group in optimizer.param_groups)
         for key, value in kept["state"].items():
             parameter = parameters[key if isinstance(key, int) else 0]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import prod
 from typing import Literal
 
@@ -67,16 +67,16 @@ class ParamLayout:
                 an optimizer of ``configure_optimizers`` holds.
 
         Raises:
-            ValueError: nothing is trained, a name is none of a parameter that requires gradients, a parameter is
-                uninitialised, ``layers`` is none of the above, or explicit layers do not cover the trained parameters
+            ValueError: nothing is trained, a name is none of a parameter that requires gradients, a parameter or
+                buffer is uninitialised, ``layers`` is none of the above, or explicit layers do not cover the trained parameters
                 exactly once.
         """
         trainable = _requiring_gradients(module, trained, "trained")
         if not trainable:
             raise ValueError("module must have at least one parameter that requires gradients, found none")
-        for name, parameter in trainable.items():
-            if isinstance(parameter, nn.parameter.UninitializedParameter):
-                raise ValueError(f"parameter {name!r} is uninitialised: run one batch through the lazy module first")
+        for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+            if nn.parameter.is_lazy(tensor):  # trained or not: every visit would give it other values
+                raise ValueError(f"{name!r} is uninitialised: run one batch through the lazy module first")
         groups = _group(list(trainable), layers)
         names = [name for _, members in groups for name in members]
         starts = [0]

@@ -108,7 +108,7 @@ def followers_of(module: nn.Module, trained: Collection[str] | None = None) -> l
     seen = {id(parameter) for parameter in own}
     for prefix, owner in submodules(module):
         for key, value in owner._parameters.items():
-            if value is None or id(value) in seen or isinstance(value, nn.parameter.UninitializedParameter):
+            if value is None or id(value) in seen:
                 continue
             if (value.shape, value.dtype) in kinds:
                 seen.add(id(value))
@@ -125,6 +125,4 @@ def still_parameters(module: nn.Module, trained: Collection[str] | None) -> dict
 
 def frozen_digest(module: nn.Module, trained: Collection[str]) -> str:
     """One digest of :func:`still_parameters`."""
-    still = still_parameters(module, trained).items()
-    known = [(n, p) for n, p in still if not isinstance(p, nn.parameter.UninitializedParameter)]
-    return digest(*(part for name, parameter in known for part in (name, parameter)))
+    return digest(*(part for named in still_parameters(module, trained).items() for part in named))

@@ -21,7 +21,8 @@ from fl_lightning.fit.checks import check_accumulation, check_module, check_sche
 from fl_lightning.fit.options import ClientOptions
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
-from fl_lightning.lightning.names import Trainer, rank_zero_info, rank_zero_warn
+from fl_lightning.lightning.inspection import users_callback
+from fl_lightning.lightning.names import Trainer, callbacks, rank_zero_info, rank_zero_warn
 from fl_lightning.lightning.optimizers import client_learning_rate
 
 _LOSSES = Needs(losses=True)
@@ -52,6 +53,7 @@ class ClientSide:
         check_schedulers(trainer)
         self._check_module()
         warn_of_unused_settings(trainer, options.method, limit)
+        _warn_of_batch_hooks(trainer)
         self.buffers = BufferBank(trainer.lightning_module, options.buffers, binding.layout.names)
         self.runner = ClientRunner(
             trainer, loop, rule or options.client_rule, binding, options, self.needs, batches,
@@ -144,3 +146,15 @@ class ClientSide:
     def close(self) -> None:
         """The fit is over, however it ended."""
         self._crew.close()
+
+
+def _warn_of_batch_hooks(trainer: Trainer) -> None:
+    """Names callbacks whose hooks around batches do not run for every batch, as an EMA or a warm-up would need."""
+    hooks, bar = ("on_train_batch_start", "on_train_batch_end"), callbacks.ProgressBar
+    own = [c for c in trainer.callbacks if users_callback([c], *hooks) and not isinstance(c, bar)]  # type: ignore[attr-defined]
+    if own:
+        names = ", ".join(dict.fromkeys(type(callback).__name__ for callback in own))
+        rank_zero_warn(
+            f"{' and '.join(hooks)} of {names} are called once per client and round, not once per batch, because "
+            "callbacks run on the server: put what every local step needs into the module's hooks of these names"
+        )

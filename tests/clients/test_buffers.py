@@ -154,8 +154,35 @@ def test_buffers_that_change_their_shape_are_refused(change, name):
     module = Buffered()
     bank = BufferBank(module, "global")
     change(module)
-    with pytest.raises(ValueError, match=rf"must keep name, shape and dtype .* found changes in \['{name}'\]"):
+    with pytest.raises(
+        ValueError, match=rf"must keep name, shape and dtype .* found changes in \['{name}'\]: register"
+    ):
         bank.report(1)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_buffers_that_appear_or_grow_in_training_may_do_so_where_they_are_not_persistent(persistent):
+    class Growing(Classifier):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("grown", torch.zeros(0), persistent)
+
+        def training_step(self, batch, batch_idx):
+            if not hasattr(self, "late"):
+                self.register_buffer("late", torch.zeros(2), persistent)
+            self.grown = torch.cat([self.grown, torch.ones(1)])
+            self.longest = len(self.grown)
+            return super().training_step(batch, batch_idx)
+
+    modules = [fresh(Growing), fresh()]
+    if persistent:
+        with pytest.raises(fl.ClientError, match=r"\['grown', 'late'\]: .* or with persistent=False, where each visit"):
+            training_only(fl.FederatedStrategy(), 2).fit(modules[0], federated_blobs())
+        return
+    for module in modules:
+        training_only(fl.FederatedStrategy(), 2).fit(module, federated_blobs())
+    assert [torch.equal(*pair) for pair in zip(*(m.parameters() for m in modules), strict=True)] == [True] * 4
+    assert len(modules[0].grown) == 0 < modules[0].longest < 12
 
 
 # ---- in fits

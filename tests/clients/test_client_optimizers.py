@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import pairwise
-from plain_loop import federate
-from support import Classifier, federated_blobs, fresh, on_path, training_only, weights
+from plain_loop import federate, sgd
+from support import Classifier, Manual, federated_blobs, fresh, on_path, training_only, weights
 from torch import Tensor, nn
 
 import fl_lightning as fl
@@ -281,6 +281,25 @@ def test_keep_in_a_fit():
     assert len(set(seen)) < len(seen)
     expected = federate(fresh(), 3, client(make), cohort=4)
     assert torch.allclose(weights(module), weights(expected), atol=1e-6, rtol=0)
+
+
+def test_a_module_that_gives_no_optimizer_has_nothing_to_keep():
+    class Own(Manual):
+        def configure_optimizers(self):
+            """None: it steps by itself."""
+
+        def training_step(self, batch, batch_idx):
+            loss = Classifier.training_step(self, batch, batch_idx)
+            with torch.no_grad():
+                for p, gradient in zip(
+                    self.parameters(), torch.autograd.grad(loss, list(self.parameters())), strict=True
+                ):
+                    p -= self.hparams.lr * gradient
+
+    module, strategy = fresh(Own), fl.FederatedStrategy(clients_per_round=3, seed=5, client_optimizer_state="keep")
+    with pytest.warns(UserWarning, match="returned `None`"):
+        training_only(strategy, 3).fit(module, federated_blobs())
+    assert torch.allclose(weights(module), weights(federate(fresh(), 3, sgd())), atol=1e-6, rtol=0)
 
 
 class Replacing(L.Callback):

@@ -110,6 +110,9 @@ def test_modules_that_cannot_be_laid_out():
     lazy = nn.Sequential(nn.LazyLinear(3))
     with pytest.raises(ValueError, match=r"'0\.weight' is uninitialised: run one batch"):
         ParamLayout.from_module(lazy)
+    partly = nn.Sequential(nn.Linear(2, 2), lazy)
+    with pytest.raises(ValueError, match=r"'1\.0\.weight' is uninitialised: run one batch"):
+        ParamLayout.from_module(partly, trained=["0.weight"])
     lazy(torch.zeros(2, 4))
     assert ParamLayout.from_module(lazy).sizes == (12, 3)
 

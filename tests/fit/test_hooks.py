@@ -4,7 +4,7 @@
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from plain_loop import client_batches, evaluate, federate, sgd
 from support import Blobs, Classifier, blobs, federated_blobs, fresh, on_path, quiet_trainer, weights
 from torch.utils.data import DataLoader, Dataset
@@ -66,7 +66,17 @@ def test_callback_hooks_see_one_client_and_the_global_model():
             self.losses.append(float(outputs["loss"]))
 
     server, module = Server(), fresh()
-    quiet_trainer(strategy(), 2, callbacks=[server]).fit(module, federated_blobs())
+
+    class Bar(TQDMProgressBar):
+        def on_train_batch_end(self, *_):
+            """Counts clients, and may."""
+
+    with pytest.warns(
+        UserWarning, match="on_train_batch_end of Server are called once per client and round, not"
+    ) as said:
+        trainer = quiet_trainer(strategy(), 2, callbacks=[Bar(), server], enable_progress_bar=True)
+        trainer.fit(module, federated_blobs())
+    assert sum("per client and round" in str(warning.message) for warning in said) == 1
     assert len(server.tasks) == len(server.after) == 2 * 3
     loaders = client_batches()
     for place, (task, index) in enumerate(server.tasks):
