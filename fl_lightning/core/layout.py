@@ -68,8 +68,8 @@ class ParamLayout:
 
         Raises:
             ValueError: nothing is trained, a name is none of a parameter that requires gradients, a parameter or
-                buffer is uninitialised, ``layers`` is none of the above, or explicit layers do not cover the trained parameters
-                exactly once.
+                buffer is uninitialised, ``layers`` is none of the above, or explicit layers do not cover the trained
+                parameters exactly once.
         """
         trainable = _requiring_gradients(module, trained, "trained")
         if not trainable:

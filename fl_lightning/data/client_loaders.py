@@ -115,17 +115,17 @@ class ClientLoaders:
             num_clients: these are the data of the client alone, who is one of so many; ``None``: of all clients.
         """
         mine = self.indices(client_id if num_clients is None else 0)
-        vectors = [mine if k == client_id else mine[:0] for k in range(num_clients or len(self))]
+        vectors = [mine if k == client_id else mine[:0] for k in range(num_clients or len(self._parts))]
         names = self._parts.names if num_clients is None else None
         parts = ClientIndices(vectors, self._parts.num_samples, names)
         return ClientLoaders(self.dataset, parts, self.stage, self.settings)
 
     def __len__(self) -> int:
-        """Number of clients."""
+        """Number of clients; of what a running fit shows, batches of a visit."""
         return len(self._parts)
 
     def __repr__(self) -> str:
-        return f"ClientLoaders(stage={self.stage!r}, clients={len(self)}, samples={int(self.sizes.sum())})"
+        return f"ClientLoaders(stage={self.stage!r}, clients={len(self._parts)}, samples={int(self.sizes.sum())})"
 
     def __iter__(self) -> Iterator[Any]:
         # Lightning calls iter() on every loader before the strategy gets to see it: only taking a batch may fail.
@@ -250,7 +250,8 @@ class ClientLoaders:
 def _refuse(loaders: ClientLoaders) -> Any:
     raise TypeError(
         f"{loaders!r} holds the batches of many clients and has no order of its own: train it with "
-        "Trainer(strategy=FederatedStrategy(...)), or take one client's data with batches(client_id, seed=...)"
+        "Trainer(strategy=FederatedStrategy(...)), whose training_step gets each batch, or take one client's data with "
+        "batches(client_id, seed=...)"
     )
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -19,7 +18,8 @@ from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.storage import kept
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.federation.messages import ClientMessage, ServerMessage, answer_of
+from fl_lightning.data.visit_loader import VisitLoader
+from fl_lightning.federation.messages import ClientMessage, ServerMessage, answer_of, federation_plan
 from fl_lightning.federation.module_changes import AwayModule
 from fl_lightning.fit.checks import check_trainer, check_visit_schedulers, refuse_steps_by_hand
 from fl_lightning.fit.client_side import ClientSide
@@ -94,6 +94,7 @@ class Visit(OneDevice):
     def process_dataloader(self, dataloader: object) -> object:
         """Turns the client's data into a round, or into batches to evaluate, and takes the message."""
         assert isinstance(dataloader, ClientLoaders)
+        dataloader = dataloader.loaders if isinstance(dataloader, VisitLoader) else dataloader
         trainer, client = self._trainer, self._client_id
         if trainer.state.stage == RunningStage.TRAINING:
             if self._num_clients is not None:  # these are the client's own data
@@ -147,9 +148,9 @@ class Visit(OneDevice):
         """Takes the client's data, and everything that the server and the client's last visit have left."""
         trainer, loop, message, options = self._trainer, self._loop, self._message, self._options
         batches = local_batches(trainer, options, limit, loaders)
-        self._plan_visits(batches.plan(options.needs.full_gradients))
+        self._plan_visits(*self._plan(loaders, limit))
         if self._binding is None:  # configure_optimizers asks for the number of steps
-            return RoundLoader(1, loaders, self.open_round)
+            return RoundLoader(1, loaders, self)
         binding = self._binding = self._binding.renewed(options.algorithm.layers, trainer.optimizers)
         side = self.side = ClientSide(trainer, loop, options, limit, binding, batches, 1, Sequential())
         self._take_message(binding, side.buffers, self._num_clients or len(loaders))
@@ -159,11 +160,24 @@ class Visit(OneDevice):
         if trainer.lr_scheduler_configs:
             side.schedules.begin_round()
             loop.pass_rounds(message.round)
-        return RoundLoader(1, loaders, self.open_round)
+        return RoundLoader(1, loaders, self)
 
-    def _plan_visits(self, own: VisitPlan) -> None:
-        full, has_all = self._options.needs.full_gradients, self._num_clients is None
-        plan = federation_plan(self._message, own, has_all, self._options.local_epochs, full)
+    def _plan(self, loaders: ClientLoaders, limit: int | float) -> tuple[VisitPlan, VisitPlan | None]:
+        options, full = self._options, self._options.needs.full_gradients
+        own = local_batches(self._trainer, options, limit, loaders).plan(full)
+        return own, federation_plan(self._message, own, self._num_clients is None, options.local_epochs, full)
+
+    def visit_batches(self, loaders: ClientLoaders) -> int:
+        """How long a loader of all clients' data seems to be."""
+        plan = self._plan(loaders, 1.0)[1]
+        if plan is None or (self._num_clients is not None and self.limits["limit_train_batches"] != 1.0):
+            raise ValueError(
+                "len(train_dataloader) depends on the whole federation: the server must send steps_per_round in "
+                f"ServerMessage, and limit_train_batches be 1.0, found {self.limits['limit_train_batches']}"
+            )
+        return plan.batches
+
+    def _plan_visits(self, own: VisitPlan, plan: VisitPlan | None) -> None:
         clock, self._knows_clock = self._loop.clock, plan is not None
         clock.plan = plan or own
         lacking = [] if self._knows_clock else ["steps_per_round"]
@@ -273,21 +287,3 @@ class _Hears(FederatedState):
         """The round begins; the module's own hook comes after."""
         super().on_train_epoch_start(trainer, pl_module)
         self._fit.take_module()
-
-
-def federation_plan(
-    message: ServerMessage, own: VisitPlan, has_all: bool, local_epochs: int, full_gradients: bool
-) -> VisitPlan | None:
-    """The plan of visits as far as a client of a real federation can know it; ``None`` if it does not.
-
-    ``own`` is the plan by the data that the client has; with ``has_all`` these are the data of all clients.
-    """
-    given = message.steps_per_round
-    if has_all and given not in (None, own.steps):
-        raise ValueError(f"steps_per_round must be that of the federation, {own.steps}, found {given}")
-    if has_all or given is None:
-        return own if has_all else None
-    if full_gradients:
-        return replace(own, steps=given)
-    batches = given * own.window
-    return VisitPlan(given, batches, -(-batches // local_epochs), own.window)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.storage import kept
 from fl_lightning.core.tensors import all_finite
 from fl_lightning.federation.door import CLIENT, LOSS, NAME, RATE, ROUND, ROUNDS, SAMPLES, STEPS, STEPS_PER_ROUND
+from fl_lightning.lightning.round_clock import VisitPlan
 
 
 @checked(round=ROUND, counted=ROUND, steps_per_round=STEPS_PER_ROUND, rounds=ROUNDS)
@@ -174,3 +175,21 @@ class ClientIntroduction:
     steps: int
     description: Mapping[str, Any]
     frozen: str
+
+
+def federation_plan(
+    message: ServerMessage, own: VisitPlan, has_all: bool, local_epochs: int, full_gradients: bool
+) -> VisitPlan | None:
+    """The plan of visits as far as a client of a real federation can know it; ``None`` if it does not.
+
+    ``own`` is the plan by the data that the client has; with ``has_all`` these are the data of all clients.
+    """
+    given = message.steps_per_round
+    if has_all and given not in (None, own.steps):
+        raise ValueError(f"steps_per_round must be that of the federation, {own.steps}, found {given}")
+    if has_all or given is None:
+        return own if has_all else None
+    if full_gradients:
+        return replace(own, steps=given)
+    batches = given * own.window
+    return VisitPlan(given, batches, -(-batches // local_epochs), own.window)

@@ -20,6 +20,7 @@ from fl_lightning.core.layout import names_in
 from fl_lightning.core.records import RoundRecord, round_metrics
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import cohort_size
+from fl_lightning.data.visit_loader import VisitLoader
 from fl_lightning.fit import on_ranks
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.fit import FederatedFit
@@ -105,6 +106,7 @@ class FitLifecycle:
         """Begins the fit on the clients' data, or goes on with data loaded anew."""
         if not isinstance(dataloader, ClientLoaders):
             refuse_undivided_data(dataloader)
+        dataloader = dataloader.loaders if isinstance(dataloader, VisitLoader) else dataloader
         size = cohort_size(self._options.clients_per_round, len(dataloader))
         if self._fit is not None:  # it keeps its clock
             self._fit.reload(dataloader)
@@ -116,7 +118,7 @@ class FitLifecycle:
         # Lightning is about to take clients for batches and warn that nothing will be logged.
         self._quiet.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="The number of training batches")
-        return RoundLoader(size, dataloader, self.open_round)
+        return RoundLoader(size, dataloader, self)
 
     def _open(self, batches: ClientBatches, capacity: int, limit: int | float, loaded: dict[str, Any] | None) -> None:
         assert self._binding is not None
@@ -148,6 +150,11 @@ class FitLifecycle:
             theta.copy_(trained)
         if self._ranks is not None:
             on_ranks.check_same_start(self._ranks, self._fit.checksums())
+
+    def visit_batches(self, loaders: ClientLoaders) -> int:
+        """How long a loader of the clients' data seems to be."""
+        options = self._options
+        return local_batches(self._trainer, options, 1.0, loaders).plan(options.needs.full_gradients).batches
 
     # ---- rounds, as the epoch loop asks for them
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from typing import Any, NamedTuple, NoReturn
 
@@ -11,7 +11,9 @@ from torch.utils.data import Dataset
 
 from fl_lightning.clients.client_batches import ClientBatches, LocalOptions, limited
 from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.data.visit_loader import VisitLoader
 from fl_lightning.lightning.batches import ClientBatch, ClientTask
+from fl_lightning.lightning.epoch_loop import RoundConductor
 from fl_lightning.lightning.inspection import accumulation
 from fl_lightning.lightning.names import Trainer
 
@@ -34,17 +36,21 @@ class LoaderOfAll:
 
 
 class RoundLoader(LoaderOfAll):
-    """What the epoch loop iterates over: the places of a round, each taken by a client or empty."""
+    """What the epoch loop iterates over: the places of a round, each taken by a client or empty.
 
-    def __init__(self, size: int, loaders: ClientLoaders, open_round: Callable[[], Iterator[ClientTask]]) -> None:
+    ``shown`` is what others see in its place as ``trainer.train_dataloader``.
+    """
+
+    def __init__(self, size: int, loaders: ClientLoaders, conductor: RoundConductor) -> None:
         super().__init__(loaders)
-        self._size, self._open_round = size, open_round
+        self._size, self._conductor = size, conductor
+        self.shown = VisitLoader(loaders, conductor.visit_batches)
 
     def __len__(self) -> int:
         return self._size
 
     def __iter__(self) -> Iterator[ClientTask]:
-        yield from self._open_round()
+        yield from self._conductor.open_round()
 
 
 def local_batches(trainer: Trainer, options: LocalOptions, limit: int | float, loaders: ClientLoaders) -> ClientBatches:

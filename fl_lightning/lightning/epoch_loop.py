@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.fast_log import FastLog
 from fl_lightning.lightning.loop_parts import GroupedOptimization, StepValues, count_visits, settle_results
-from fl_lightning.lightning.names import Trainer, check_contract, lightning_module
+from fl_lightning.lightning.names import Trainer, TrainerFn, check_contract, lightning_module
 from fl_lightning.lightning.round_clock import VisitClock
 from fl_lightning.lightning.round_progress import RoundPhase, RoundProgress
 
@@ -27,6 +27,12 @@ else:
 
 class RoundConductor(Protocol):
     """What the loop asks of the strategy."""
+
+    def open_round(self) -> Iterator[ClientTask]:
+        """Draws the clients of the current epoch."""
+
+    def visit_batches(self, loaders: Any) -> int:
+        """Batches of a client's visit, by the loaders of all clients: mean over these, rounded up, without limits."""
 
     def train_client(self, task: ClientTask) -> Tensor | None:
         """Trains one client and returns its mean loss, or None if it was dropped."""
@@ -151,7 +157,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
 
     def _num_ready_batches_reached(self) -> bool:
         # Not trainer.num_training_batches, which are a client's.
-        done = self.batch_progress.current.ready == self.trainer.fit_loop.max_batches
+        done = self.batch_progress.current.ready == self.clock.places
         return bool(done or self.batch_progress.is_last_batch)
 
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
@@ -230,6 +236,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
 
     def forget_data(self) -> None:
         """Lets Lightning ask for the training data again if it was read before the fit was set up."""
+        self.clock.shown_loader = self.trainer.train_dataloader
         self.trainer.fit_loop._combined_loader = None
 
     # ---- logging beside self.log
@@ -275,3 +282,10 @@ def install(trainer: Trainer, conductor: RoundConductor) -> FederatedEpochLoop:
     settle_results(trainer)
     count_visits(trainer)
     return loop
+
+
+def running_conductor(trainer: Trainer) -> RoundConductor | None:
+    """Whoever conducts the rounds of the federated fit that this trainer runs at the moment; ``None`` without one."""
+    loop, state = trainer.fit_loop.epoch_loop, trainer.state
+    runs = isinstance(loop, FederatedEpochLoop) and state.fn == TrainerFn.FITTING and state.status == "running"
+    return loop.conductor if runs else None

@@ -80,11 +80,17 @@ _Trainer: Any = Trainer if TYPE_CHECKING else object
 
 
 class _VisitTrainer(_Trainer):  # type: ignore[misc]
-    """Comes before the trainer's own class: both numbers are properties there, so no attribute can replace them."""
+    """Comes before the trainer's own class: all of these are properties there, so no attribute can replace them."""
 
     @property
     def _clock(self) -> VisitClock:
         return self.fit_loop.epoch_loop.clock  # type: ignore[no-any-return]
+
+    @property
+    def train_dataloader(self) -> Any:
+        """The training data as the fit shows them: the loader that Lightning walks over gives clients for batches."""
+        loader: Any = super().train_dataloader
+        return self._clock.shown_loader if loader is None else getattr(loader, "shown", loader)
 
     @property
     def num_training_batches(self) -> int | float:
@@ -111,17 +117,38 @@ class _VisitTrainer(_Trainer):  # type: ignore[misc]
         return plan.steps * int(rounds)
 
 
+_FitLoop: Any = lightning_module("loops.fit_loop")._FitLoop
+
+
+class _VisitFitLoop(_FitLoop):  # type: ignore[misc]
+    """Comes before the fit loop's own class, which sets ``max_batches`` to the number of clients of a round."""
+
+    @property
+    def max_batches(self) -> int | float:
+        """As ``trainer.num_training_batches``."""
+        return self.epoch_loop.clock.shown_batches  # type: ignore[no-any-return]
+
+    @max_batches.setter
+    def max_batches(self, clients: int | float) -> None:
+        self.epoch_loop.clock.places = clients
+
+    def setup_data(self) -> None:
+        with self.epoch_loop.clock.counting_clients():
+            super().setup_data()
+
+
 class _CohortBar:
     """Comes before a progress bar's own class: its steps are clients."""
 
     @property
     def total_train_batches(self) -> int | float:
-        return self.trainer.fit_loop.max_batches  # type: ignore[attr-defined,no-any-return]
+        return self.trainer.fit_loop.epoch_loop.clock.places  # type: ignore[attr-defined,no-any-return]
 
 
 def count_visits(trainer: Trainer) -> None:
     """Lets a trainer with a federated epoch loop show the numbers of visits, and its progress bars those of cohorts."""
     _put_before(trainer, _VisitTrainer)
+    _put_before(trainer.fit_loop, _VisitFitLoop)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         own = getattr(type(callback), "total_train_batches", None)
         if own is not None and own is getattr(callbacks.ProgressBar, "total_train_batches", None):
@@ -150,7 +177,7 @@ class StepValues:
     def warn(self, results: ResultCollection) -> None:
         """Looks at what the clients of a round have logged."""
         trainer = self._trainer
-        every, places = trainer.log_every_n_steps, trainer.fit_loop.max_batches  # type: ignore[attr-defined]
+        every, places = trainer.log_every_n_steps, trainer.fit_loop.epoch_loop.clock.places  # type: ignore[attr-defined]
         if self._told or not trainer.loggers or places >= every or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         metas = [entry.meta for entry in results.values()]

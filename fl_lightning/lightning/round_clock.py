@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class VisitClock:
         self._loop = loop
         self.plan: VisitPlan | None = None  # before a fit has data
         self.endless = ""  # why nobody can say how many rounds the fit has
+        self.shown_loader: Any = None  # ``trainer.train_dataloader`` until data that was read before is read again
+        self.places: int | float = inf  # clients of a round, which Lightning takes for batches
         self.counts_clients = False  # batches are clients at the moment, because callbacks are told of one
         self.scheduled = self.stepping = False  # the loop steps schedulers within visits, and does so at the moment
         # The batch is the first or last of an optimizer step's, as every one outside visits: the optimizer forgets
@@ -54,10 +57,7 @@ class VisitClock:
     @property
     def shown_batches(self) -> int | float:
         """``trainer.num_training_batches``: of a visit, or clients where callbacks are told of one."""
-        if self.plan is None or self.counts_clients:
-            clients: int | float = self._loop.trainer.fit_loop.max_batches
-            return clients
-        return self.plan.batches
+        return self.places if self.plan is None or self.counts_clients else self.plan.batches
 
     @contextmanager
     def counting_clients(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 
 import lightning as L
@@ -25,7 +26,7 @@ from schedules import (
     one_client_fit,
     plain_fit,
 )
-from support import Classifier, blobs, fit, fresh, on_path, place_of_client, quiet_trainer, weights
+from support import Classifier, blobs, fit, fresh, on_path, place_of_client, quiet_trainer, train, weights
 from torch.utils.data import DataLoader
 
 import fl_lightning as fl
@@ -272,6 +273,87 @@ def test_two_optimizers_by_hand_have_a_clock_each():
     assert found.global_step == expected.global_step == 4 * (11 + 5)
     ends = [[o.param_groups[0]["lr"] for o in trainer.optimizers] for trainer in (found, expected)]
     assert ends[0] == ends[1]
+
+
+# ---- how long training seems to be
+
+
+LENGTHS = {
+    "loader": lambda trainer: None if trainer.train_dataloader is None else len(trainer.train_dataloader),
+    "data": lambda trainer: len(trainer.datamodule.train_dataloader()),
+    "batches": lambda trainer: trainer.num_training_batches,
+    "most": lambda trainer: trainer.fit_loop.max_batches,
+    "steps": lambda trainer: trainer.estimated_stepping_batches,
+    "last": lambda trainer: trainer.is_last_batch,
+}
+HOOKS = (
+    "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start", "training_step",
+    "on_before_optimizer_step", "on_train_batch_end", "on_train_epoch_end", "on_train_end",
+)  # fmt: skip
+
+
+class Asking(Classifier):
+    """Asks in every hook how long its training is."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = Found()
+
+    def ask(self, hook, *names):
+        self.found.setdefault(hook, []).append({name: LENGTHS[name](self.trainer) for name in names or LENGTHS})
+
+    def configure_optimizers(self):
+        self.ask("before", "loader", "data", "batches", "most")
+        self.ask("after", "steps", *LENGTHS)
+        return super().configure_optimizers()
+
+
+class Found(dict):
+    __deepcopy__ = __copy__ = __reduce__ = lambda self, *_: self
+
+
+def asking(hook):
+    def asks(self, *args):
+        self.ask(hook)
+        return getattr(Classifier, hook)(self, *args)
+
+    return asks
+
+
+for hook in HOOKS:
+    setattr(Asking, hook, asking(hook))
+
+
+@pytest.mark.parametrize("options", [{}, {"limit_train_batches": 4}, {"accumulate_grad_batches": 3}], ids=str)
+def test_every_length_that_one_client_asks_for_is_that_of_plain_lightning(options):
+    plain, ours = fresh(Asking), fresh(Asking)
+    plain_fit(plain, Ordered(), 2, **options)
+    one_client_fit(ours, Ordered(), 2, **options)
+    assert {hook: len(rows) for hook, rows in plain.found.items()} == {h: len(rows) for h, rows in ours.found.items()}
+    assert plain.found == ours.found
+
+
+def test_every_length_that_one_of_several_clients_asks_for_is_that_of_a_visit():
+    module = fresh(Asking)
+    _, strategy, _ = train(module, 2, local_epochs=3)
+    sizes = client_batches().sizes.tolist()
+    batches = -(-sum(3 * -(-size // 10) for size in sizes) // len(sizes))
+    assert strategy.fit_description.steps_per_round == batches
+    expected = {"loader": batches, "data": batches, "batches": batches, "most": batches, "steps": 2 * batches}
+    found = [row for hook in ("after", *HOOKS) for row in module.found[hook]]
+    assert all({**row, **expected} == row for row in found)
+    assert module.found["before"] == [{"loader": None, "data": batches, "batches": inf, "most": inf}]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_nobody_iterates_over_the_trainers_loader(own):
+    class Iterating(Classifier):
+        def on_train_start(self):
+            for _batch in self.trainer.datamodule.train_dataloader() if own else self.trainer.train_dataloader:
+                pass
+
+    with pytest.raises(TypeError, match=r"holds the batches of many clients .* whose training_step gets each batch"):
+        train(fresh(Iterating), 1)
 
 
 # ---- what callbacks see

@@ -17,7 +17,7 @@ from fl_lightning.algorithms import SCAFFOLD, ClientReport, ClientRule, FedAvg, 
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers
 from fl_lightning.core.storage.declared import at_clients
 from fl_lightning.core.storage.per_client import plain
-from fl_lightning.federation.client_visit import federation_plan
+from fl_lightning.federation.messages import federation_plan
 from fl_lightning.lightning.round_clock import VisitPlan
 
 pytestmark = pytest.mark.filterwarnings("ignore:what training gathers in .* goes to the server")
