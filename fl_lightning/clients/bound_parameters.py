@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fl_lightning.core.errors import ModuleError
 from fl_lightning.core.layout import LayerSpec, ParamLayout
 from fl_lightning.core.modules import still_parameters
 from fl_lightning.core.tensors import aligned, not_finite
@@ -42,6 +43,7 @@ class BoundParameters:
         self.theta = self.layout.flatten(self.parameters)  # [n] the global parameters
         self.global_views = self.layout.views(self.theta)  # its parts with the parameters' shapes
         self._marks: dict[str, Tensor] = {}
+        self._flags: list[tuple[nn.Parameter, bool]] = []
         self._idle = self._not_trained()
         self._at_global = False
         self.bind_global()
@@ -74,6 +76,7 @@ class BoundParameters:
         self._idle = self._not_trained()
         self.bind_global()
         self._marks = self._frozen_marks()
+        self._flags = [(parameter, parameter.requires_grad) for parameter in named.values()]
 
     def _not_trained(self) -> list[nn.Parameter]:
         """The parameters that require gradients and are in no optimizer."""
@@ -114,10 +117,21 @@ class BoundParameters:
         frozen = {n: p.detach() for n, p in still_parameters(self.module, self.layout.names).items()}
         return {n: p.to(accumulation_device(p)).sum(dtype=torch.float64) for n, p in frozen.items() if _has_sum(p)}
 
-    def thaw(self) -> None:
-        """Undoes what an interrupted ``toggle_optimizer`` left behind."""
-        for parameter in self.parameters:
-            parameter.requires_grad_(True)
+    def check_flags(self) -> None:
+        """Makes sure that a client has frozen nothing for good; one that each step trains before has a gradient."""
+        found = zip(self.layout.names, self.parameters, strict=True)
+        names = [n for n, p in found if not p.requires_grad and (p.grad is None or not p.grad.any())]
+        if names:
+            raise ModuleError(
+                "the trained parameters must not change during a fit, and requires_grad comes back after every client, "
+                f"found {_some(names)} frozen in local training: freeze in the module's __init__, setup or on_fit_start"
+            )
+
+    def put_flags_back(self) -> None:
+        """Brings ``requires_grad`` back to what it was when the round began, also after a step that broke off."""
+        for parameter, flag in self._flags:
+            if parameter.requires_grad != flag:
+                parameter.requires_grad_(flag)
 
     def bind(self, views: Sequence[Tensor]) -> None:
         """Points the parameters at views with their shapes, and forgets gradients."""

@@ -99,6 +99,7 @@ class ClientRunner:
             self.hooks.rate = optimizers.present_lr if changes else None
             if needs.full_gradients:
                 loss: Tensor | None = self.local.full_gradient(work, self.rows.row(task.index))
+                self._binding.check_flags()
                 report = self.rule.end_client(work)
                 self.rows.received(task.index)
             else:
@@ -106,6 +107,7 @@ class ClientRunner:
                 loss = self.local.train(work)
                 optimizers.end_client(client)
                 work.end_steps()
+                self._binding.check_flags()
                 self.rows.settle()
                 report = self.rule.end_client(work)
                 self.rows.close(task.index)
@@ -143,10 +145,9 @@ class ClientRunner:
         with isolated(derive_seed(seed, *parts), device), seeded(self.generators, seed, *parts):
             yield
 
-    def restore(self, failed: bool = False) -> None:
+    def restore(self) -> None:
         """Puts parameters, buffers and optimizers back to what they were before a client."""
-        if failed:  # perhaps with parameters frozen by toggle_optimizer
-            self._binding.thaw()
+        self._binding.put_flags_back()
         self.hooks.work = None
         self._binding.bind_global()
         self._buffers.restore()

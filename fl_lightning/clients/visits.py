@@ -80,7 +80,7 @@ class Visits:
                 left, upload = clients.visits.packed(upload.left), replace(upload, left=Left())
             except BaseException as raised:
                 upload, error, trace = None, portable(raised), traceback.format_exc()
-            clients.restore(failed=error is not None)
+            clients.restore()
         stops, trainer.should_stop = trainer.should_stop and not stopped, stopped
         return Outcome(
             place, upload, left, tuple(self._log.calls), optimizers, stops, error, trace, tuple(warned)

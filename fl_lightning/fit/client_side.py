@@ -99,14 +99,12 @@ class ClientSide:
 
     def train(self, task: ClientTask) -> Upload:
         """Trains the next client of the round; the module holds the global model before it, and afterwards."""
-        failed = True
         try:
             upload = self._crew.train(task)
-            failed = False
             self._note_skipped(upload)
             return upload
         finally:
-            self.runner.restore(failed)
+            self.runner.restore()
 
     def _note_skipped(self, upload: Upload) -> None:
         """Notes the fit's first client with batches that trained nothing; a warning now could pass for its error."""

@@ -12,6 +12,8 @@ from support import CLASSES, FEATURES, Classifier, Manual, fit, fresh, on_path, 
 from torch import nn
 
 from fl_lightning.algorithms import SCAFFOLD, FedDyn, FedISM
+from fl_lightning.core.errors import ClientError
+from fl_lightning.executors import Parallel
 
 # ---- manual optimization
 
@@ -39,6 +41,37 @@ class Adversaries(Manual):
             torch.optim.SGD(self.net.parameters(), lr=0.1),
             torch.optim.SGD(self.critic.parameters(), lr=0.05, momentum=0.9),
         ]
+
+
+class FreezesCritic(Adversaries):
+    """Thaws one part when its turn comes and leaves it frozen, as pix2pix does; or freezes it for good."""
+
+    for_good = False
+
+    def training_step(self, batch, batch_idx):
+        for which, optimizer in reversed([*enumerate(self.optimizers())]):
+            self.critic.requires_grad_(which == 1 and not (self.for_good and batch_idx))
+            optimizer.zero_grad()
+            if which == 0 or self.critic.weight.requires_grad:
+                self.manual_backward(self.losses(*batch)[which])
+            optimizer.step()
+
+
+@pytest.mark.parametrize("executor", [None, Parallel(2)])
+def test_what_a_step_leaves_frozen_is_as_before_at_the_next_client(executor):
+    module = fresh(FreezesCritic)
+    train(module, executor=executor)
+    assert torch.equal(weights(module), weights(train(fresh(Adversaries)).module))
+    assert all(p.requires_grad for p in module.parameters())
+
+
+@pytest.mark.parametrize("executor", [None, Parallel(2)])
+def test_what_a_step_freezes_for_good_is_refused_by_name(executor):
+    module = fresh(FreezesCritic)
+    module.for_good = True
+    with pytest.raises(ClientError, match=r"found 'critic.weight', 'critic.bias' frozen in local"):
+        train(module, 1, executor=executor, on_client_error="drop")
+    assert all(p.requires_grad for p in module.parameters())
 
 
 def test_manual_optimization_equals_automatic():
