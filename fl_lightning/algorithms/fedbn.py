@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Literal
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_lightning.algorithms._shared.personal_layers import PersonalLayers, layers_of_type
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.arguments import checked
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Layers
+from fl_lightning.core.modules import BatchNorm
 
 
 class FedBN(FedAvg):
@@ -48,7 +48,7 @@ class LocalNorms(PersonalLayers):
 
     def find(self, module: nn.Module, layout: ParamLayout) -> Layers:
         """All BatchNorm layers."""
-        layers = layers_of_type(module, layout, _BatchNorm)
+        layers = layers_of_type(module, layout, BatchNorm)
         if not layers.parameters | layers.buffers:
             raise ValueError("FedBN needs a module with BatchNorm layers, found none")
         return layers

@@ -17,6 +17,7 @@ from fl_lightning.algorithms.records import Federation, LocalWork
 from fl_lightning.arguments import DEVICE, Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.storage.declared import per_client, server_state
+from fl_lightning.core.tensors import foreach_sub
 
 _NAME = "FedDyn's h"
 
@@ -77,7 +78,7 @@ class DynamicRegularizer(ClientRule):
 
     def correct_gradients(self, work: LocalWork) -> None:
         """Adds ``-h_i + alpha (w - W)`` to the gradient (equation 1); parameters without one stay as they are."""
-        away = torch._foreach_sub([parameter.detach() for parameter in work.parameters], self._anchor)
+        away = foreach_sub([parameter.detach() for parameter in work.parameters], self._anchor)
         client_vectors.add_to_gradients(work, away, self.alpha)
 
     def adjust_step(self, cohort: Cohort, step: Tensor) -> Tensor:

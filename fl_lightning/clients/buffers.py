@@ -67,9 +67,9 @@ class BufferBank:
         persistent, caches = _buffers_of(self._module)
         self.names = tuple(buffer.name for buffer in persistent)
         teachers = followers_of(self._module, self._trained)
-        self._found = {b.name: _Found(b.owner._buffers, b.key, b.value) for b in persistent}
-        self._found |= {t.name: _Found(t.owner._parameters, t.key, t.value) for t in teachers}
-        self._found |= {b.name: _Found(b.owner._buffers, b.key, b.value) for b in caches}
+        self._found = {b.name: _Found(b.place, b.key, b.value) for b in persistent}
+        self._found |= {t.name: _Found(t.place, t.key, t.value) for t in teachers}
+        self._found |= {b.name: _Found(b.place, b.key, b.value) for b in caches}
         for name, found in self._found.items():
             value, known = found.value.detach(), before.get(name)
             unchanged = name not in self.names and known is not None and same_numbers(value, known)
@@ -96,7 +96,7 @@ class BufferBank:
 
     def report(self, size: int) -> BufferReport:
         """The module's buffers as a client leaves them, the same in name, shape and dtype as before."""
-        has_any = bool(self.names) or any(part._buffers for part in self._module.modules())
+        has_any = bool(self.names) or next(self._module.buffers(), None) is not None
         persistent = _buffers_of(self._module)[0] if has_any else []
         before = {name: _kind(self._found[name].value) for name in self.names}
         after = {buffer.name: _kind(buffer.value) for buffer in persistent}

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fl_lightning.algorithms.attacks import Attack
+from fl_lightning.core.modules import BatchNorm
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.lightning.round_clock import VisitPlan
@@ -58,7 +59,7 @@ class ClientBatches:
     ) -> None:
         self.loaders, self._options, self._limit, self.window = loaders, options, limit, window
         # BatchNorm cannot train on one sample: a last batch of one joins the one before.
-        self.merges = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+        self.merges = any(isinstance(m, BatchNorm) for m in module.modules())
 
     def in_training(self, client: int, round: int) -> Iterator[tuple[Any, int, int, bool, bool]]:  # noqa: A002
         """Yields a batch, its samples, its place in its pass, and whether the pass and the visit end with it."""

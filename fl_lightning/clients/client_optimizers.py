@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.core.errors import ModuleError
+from fl_lightning.lightning.fast_sgd import NO_STATE
 from fl_lightning.lightning.optimizers import client_learning_rate, with_wrapped
 
 
@@ -201,15 +202,11 @@ class OptimizerState:
         """The attributes that hold state, which only optimizers from outside torch have."""
         if self._is_torch:
             return {}
-        own = {name: value for name, value in vars(self.optimizer).items() if name not in _NO_STATE}
+        own = {name: value for name, value in vars(self.optimizer).items() if name not in NO_STATE}
         return {n: v for n, v in own.items() if id(v) not in self._shared and _is_plain(v, self._shared, storable)}
 
     def _copied(self, value: Any) -> Any:
         return copy.deepcopy(value, dict(self._shared))
-
-
-# What torch.optim.Optimizer itself and learning-rate schedulers put into an optimizer.
-_NO_STATE = frozenset(vars(torch.optim.SGD([torch.zeros(())], lr=0.1))) | {"_opt_called", "step"}
 
 
 # Options that learning-rate schedulers change, and what is no option.

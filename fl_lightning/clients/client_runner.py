@@ -19,7 +19,7 @@ from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.client_batches import ClientBatches, LocalOptions
 from fl_lightning.clients.client_optimizers import ClientOptimizers
-from fl_lightning.clients.local_training import FastSGD, LocalTrainer, LossGradients
+from fl_lightning.clients.local_training import LocalTrainer, LossGradients
 from fl_lightning.clients.module_visits import ModuleVisits
 from fl_lightning.clients.schedules import Schedules
 from fl_lightning.clients.step_calls import ClientHooks, ClientLosses, ModuleCalls
@@ -27,6 +27,7 @@ from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
+from fl_lightning.lightning.fast_sgd import FastSGD
 from fl_lightning.lightning.inspection import full_path_reason
 from fl_lightning.lightning.module.contents import generators_in, seeded
 from fl_lightning.lightning.names import LightningModule, Trainer

@@ -14,6 +14,7 @@ from fl_lightning.algorithms.base import ClientRule, overrides
 from fl_lightning.algorithms.features import FeatureRecorder
 from fl_lightning.algorithms.records import LocalWork, Needs
 from fl_lightning.clients.client_batches import ClientBatches
+from fl_lightning.core.tensors import foreach_mul_
 from fl_lightning.lightning.batches import loss_of, move_to_device
 from fl_lightning.lightning.inspection import takes_batch_index, transfer_is_hooked
 from fl_lightning.lightning.module.object_state import Undone
@@ -126,7 +127,7 @@ class ClientHooks:
     def _rescale(self, factor: float) -> None:
         gradients = [p.grad for p in self.work.parameters if p.grad is not None] if self.work and factor != 1 else []
         if gradients:
-            torch._foreach_mul_(gradients, factor)
+            foreach_mul_(gradients, factor)
 
     def before_optimizer_step(self) -> None:
         """Counts the step and lets the client rule correct the gradients."""

@@ -15,7 +15,7 @@ from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferReport
 from fl_lightning.clients.module_visits import Left
 from fl_lightning.clients.schedules import Pace
-from fl_lightning.core.tensors import empty_rows, empty_tensors
+from fl_lightning.core.tensors import empty_rows, empty_tensors, foreach_copy_
 from fl_lightning.core.updates import Columns, UpdateMatrix
 
 
@@ -88,7 +88,7 @@ class UpdateRows:
     def open(self, index: int) -> None:
         """Binds the module to a copy of the global parameters; the client of row ``index`` may train."""
         self._received.discard(index)
-        torch._foreach_copy_(self._training, self._binding.global_views)
+        foreach_copy_(self._training, self._binding.global_views)
         self._binding.bind(self._training)
 
     def settle(self) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fl_lightning.core.tensors import digest
+
+BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 def submodules(module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -60,7 +62,7 @@ def _visit(module: nn.Module, name: str, seen: set[int], found: list[tuple[str, 
 
 
 class _Buffer(NamedTuple):
-    owner: nn.Module
+    place: dict[str, Any]  # of its owner
     key: str
     name: str
     value: Tensor
@@ -80,7 +82,7 @@ def _buffers_of(module: nn.Module) -> tuple[list[_Buffer], list[_Buffer]]:
             if value is not None and id(value) not in seen:
                 seen.add(id(value))
                 name = f"{prefix}.{key}" if prefix else key
-                found[key in owner._non_persistent_buffers_set].append(_Buffer(owner, key, name, value))
+                found[key in owner._non_persistent_buffers_set].append(_Buffer(owner._buffers, key, name, value))
     return found
 
 
@@ -112,7 +114,7 @@ def followers_of(module: nn.Module, trained: Collection[str] | None = None) -> l
                 continue
             if (value.shape, value.dtype) in kinds:
                 seen.add(id(value))
-                found.append(_Buffer(owner, key, f"{prefix}.{key}" if prefix else key, value))
+                found.append(_Buffer(owner._parameters, key, f"{prefix}.{key}" if prefix else key, value))
     return found
 
 

@@ -20,6 +20,9 @@ from torch import Tensor
 
 K = TypeVar("K")
 
+foreach_add_, foreach_copy_, foreach_mul_ = torch._foreach_add_, torch._foreach_copy_, torch._foreach_mul_
+foreach_sub = torch._foreach_sub
+
 ALIGNMENT = 64
 """Bytes: a line of the processor's cache, and what PyTorch gives to fresh tensors at least."""
 

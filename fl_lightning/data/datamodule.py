@@ -20,7 +20,7 @@ from fl_lightning.data.partitions import Partition
 from fl_lightning.data.sources import STAGES, AnyDataset, StageLoaders, check_dataset, hide
 from fl_lightning.data.visit_loader import VisitLoader
 from fl_lightning.lightning.epoch_loop import running_conductor
-from fl_lightning.lightning.inspection import TRANSFER_HOOKS, is_overridden
+from fl_lightning.lightning.inspection import TRANSFER_HOOKS, is_overridden, log_hyperparameters_like
 from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer
 
 
@@ -114,7 +114,7 @@ class FederatedDataModule(LightningDataModule):
         self.allow_zero_length_dataloader_with_multiple_devices = (
             self.data.allow_zero_length_dataloader_with_multiple_devices
         )
-        self._log_hyperparams = getattr(self.data, "_log_hyperparams", False)
+        log_hyperparameters_like(self, self.data)
         has = ["train", *offers, holdout_stage] if holdout else ["train", *offers]
         hide(self, [f"{stage}_dataloader" for stage in STAGES if stage not in has])
         hide(self, [hook for hook in TRANSFER_HOOKS if not is_overridden(hook, self.data)])

@@ -40,8 +40,9 @@ class Places:
         self.known: dict[str, Any] = {}  # all that a value may be
         for name, part in submodules(module):
             self.known[f"module {name}"] = part
-            for kind, values in (("parameter", part._parameters), ("buffer", part._buffers)):
-                self.known |= {f"{kind} {name}.{key}": value for key, value in values.items() if value is not None}
+            for kind, values in (("parameter", part.named_parameters), ("buffer", part.named_buffers)):
+                found = values(recurse=False, remove_duplicate=False)
+                self.known |= {f"{kind} {name}.{key}": value for key, value in found}
         count = Counter[str]()
         for kept in state.kept:
             self.kept[f"{kept.name}#{count[kept.name]}"] = kept

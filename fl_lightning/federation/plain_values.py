@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fl_lightning.federation.door import CHARACTERS, STATE_BYTES, STATE_ENTRIES
 from fl_lightning.lightning.module.kept_objects import Names, kinds_of
-from fl_lightning.lightning.module.object_state import FRAMEWORK
+from fl_lightning.lightning.module.object_state import is_reserved
 
 _PLAIN = (type(None), bool, float, str)
 _LISTS: dict[str, Callable[..., Any]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
@@ -42,10 +42,8 @@ def is_own_name(owner: object, name: object) -> bool:
     """Whether somebody else may bind this attribute: it hides nothing of the class's code, and no part of a module."""
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("__") or len(name) > 200:
         return False
-    if isinstance(owner, nn.Module):
-        parts = FRAMEWORK, owner._parameters, owner._buffers, owner._modules
-        if any(name in part for part in parts):
-            return False
+    if isinstance(owner, nn.Module) and is_reserved(owner, name):
+        return False
     found = getattr(type(owner), name, None)
     return not callable(found) and (not hasattr(found, "__get__") or type(found).__name__ == "member_descriptor")
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
-from torch import nn
 from torch.optim import SGD, Optimizer, SparseAdam
 
 from fl_lightning.algorithms import groups
@@ -17,6 +16,7 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule, overrides
 from fl_lightning.algorithms.features import METHOD
 from fl_lightning.algorithms.records import Needs
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.modules import BatchNorm
 from fl_lightning.lightning.inspection import accumulation, overridden_hooks, validation_interval
 from fl_lightning.lightning.names import LightningModule, Trainer, TrainerFn, callbacks, rank_zero_warn
 
@@ -87,7 +87,7 @@ def check_trainer(trainer: Trainer) -> None:
 def _check_callbacks(trainer: Trainer) -> None:
     averaging = getattr(callbacks, "WeightAveraging", ())  # Lightning 2.5 has none
     fitting = trainer.state.fn == TrainerFn.FITTING
-    normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in trainer.lightning_module.modules())
+    normed = any(isinstance(m, BatchNorm) for m in trainer.lightning_module.modules())
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, (callbacks.LearningRateFinder, callbacks.BatchSizeFinder)):
             raise ValueError(

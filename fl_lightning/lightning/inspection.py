@@ -8,6 +8,8 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
+import torch
+
 from fl_lightning.lightning.names import Callback, LightningDataModule, LightningModule, Trainer, lightning_module
 
 STEP_HOOKS = ("on_after_backward", "on_before_backward", "on_before_optimizer_step", "on_before_zero_grad")
@@ -65,7 +67,7 @@ def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
     profiler = profiler_of(trainer)
     if profiler is not None:
         return f"Trainer(profiler={profiler})"
-    if getattr(trainer, "_detect_anomaly", False):
+    if torch.is_anomaly_enabled():
         return "Trainer(detect_anomaly=True)"
     hook = next(overridden_hooks(trainer), None)
     return None if hook is None else hook.replace(".", " overrides ", 1)
@@ -97,6 +99,11 @@ def accumulation(trainer: Trainer) -> int:
 def is_overridden(name: str, owner: object) -> bool:
     """Whether Lightning takes a module or data module to have a method of its own."""
     return bool(_is_overridden(name, owner))
+
+
+def log_hyperparameters_like(one: LightningDataModule, other: LightningDataModule) -> None:
+    """Lets loggers write down the hyperparameters of one data module if they do those of another."""
+    one._log_hyperparams = other._log_hyperparams
 
 
 def profiler_of(trainer: Trainer) -> str | None:
@@ -146,6 +153,7 @@ def takes_batch_index(step: Any) -> bool:
 
 def validation_interval(trainer: Trainer) -> int | float | str:
     """``val_check_interval`` as the user gave it: batches, a share of the epoch, or a time in words."""
-    seconds = getattr(trainer, "_val_check_time_interval", None)
-    interval: int | float = getattr(trainer, "val_check_interval", 1.0)
-    return interval if seconds is None else f"{seconds} seconds"
+    if not hasattr(trainer, "val_check_interval"):
+        return "an interval of time"
+    interval: int | float = trainer.val_check_interval
+    return interval

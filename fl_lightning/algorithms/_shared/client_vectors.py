@@ -16,6 +16,7 @@ from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.algorithms.records import Federation, LocalWork
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.storage.per_client import PerClient
+from fl_lightning.core.tensors import foreach_add_
 from fl_lightning.core.updates import UpdateMatrix
 
 
@@ -41,7 +42,7 @@ def add_to_gradients(work: LocalWork, vectors: Sequence[Tensor], factor: float =
     """Adds a multiple of a vector per parameter to its gradient; parameters without one stay as they are."""
     pairs = [(p.grad, vector) for p, vector in zip(work.parameters, vectors, strict=True) if p.grad is not None]
     if pairs:
-        torch._foreach_add_([gradient for gradient, _ in pairs], [vector for _, vector in pairs], alpha=factor)
+        foreach_add_([gradient for gradient, _ in pairs], [vector for _, vector in pairs], alpha=factor)
 
 
 def uniform_shares(cohort: Cohort) -> Tensor:

@@ -96,7 +96,7 @@ def layers_under(
     parts = submodules(module)
     # Tied parameters are in several places; the first of them gives the name.
     trained = {id(parameter): name for name, parameter in trained_parameters(module, layout.names).items()}
-    held = [(f"{o}.{key}", p) for o, part in parts for key, p in part._parameters.items() if p is not None]
+    held = [(f"{o}.{key}", p) for o, part in parts for key, p in part.named_parameters(recurse=False)]
     held = [(place, parameter) for place, parameter in held if id(parameter) in trained]
     owners = list(dict.fromkeys(place.rpartition(".")[0] for place, _ in held))
     known = {name for name, _ in parts if name}

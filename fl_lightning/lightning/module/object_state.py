@@ -41,6 +41,12 @@ _OF_LIGHTNING = _OF_TORCH | {
 FRAMEWORK = frozenset((*vars(nn.Module()), *vars(LightningModule()), "_hparams_initial"))
 """Attributes of modules that belong to torch and Lightning."""
 
+
+def is_reserved(module: nn.Module, name: str) -> bool:
+    """Whether an attribute belongs to torch or Lightning, or is a parameter, a buffer or a submodule."""
+    return any(name in part for part in (FRAMEWORK, module._parameters, module._buffers, module._modules))
+
+
 _HOOKS = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict)) - _OF_TORCH
 _MANY = 100_000
 """Objects of one module that are looked after; what is found beyond these is left alone."""

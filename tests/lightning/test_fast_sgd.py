@@ -9,7 +9,7 @@ from support import Classifier, federated_blobs, fresh, training_only, weights
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import fl_lightning as fl
-from fl_lightning.clients.local_training import FastSGD
+from fl_lightning.lightning.fast_sgd import FastSGD
 
 
 def network():
@@ -94,6 +94,7 @@ def test_schedulers_do_not_warn(recwarn):
     assert not recwarn.list
 
 
+@pytest.mark.fit
 def test_in_a_trainer_it_steps_instead_of_the_optimizer(monkeypatch):
     def run():
         module = fresh(Classifier)
