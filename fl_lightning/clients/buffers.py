@@ -41,8 +41,8 @@ class BufferBank:
     Untrained parameters with the shape of a trained one are EMA teachers (BYOL, DINO, MoCo): they are in no optimizer
     and follow the student. They are combined like buffers, and so are non-persistent buffers, such as memory
     banks. In most modules these never change, so clients report those alone that they changed, and a client that left a
-    tensor as it was counts with the global value. A non-persistent buffer that got another shape is a cache: it comes
-    back as it was.
+    tensor as it was counts with the global value. A persistent buffer may be resized in place, to one shape by all, as
+    observers of quantization do. A non-persistent one that got another shape is a cache: it comes back as it was.
 
     The policy ``"mean"`` averages float buffers by sample counts, ``"largest"`` takes those of the client with the most
     samples, ``"global"`` leaves them as they are. Integer buffers are never averaged: under ``"mean"`` they come
@@ -83,7 +83,7 @@ class BufferBank:
         for name, (place, key, value) in self._found.items():
             # The tensor itself comes back too: a client may have put another one in its place.
             place[key] = value
-            if value.shape == self._global[name].shape:
+            if _kind(value) == _kind(self._global[name]):
                 value.data.copy_(self._global[name])
             else:
                 value.data = self._global[name].clone()
@@ -182,11 +182,17 @@ class BufferBank:
         for name in sorted({name for report in reports for name in report.values}):
             before = self._global[name]
             values = [report.values.get(name, before) for report in reports]
-            if largest is None or any(_kind(value) != _kind(before) for value in values):
+            if largest is None or (name not in self.names and any(_kind(value) != _kind(before) for value in values)):
                 continue
+            if len(set(map(_kind, values))) > 1:
+                shapes = [tuple(value.shape) for value in values]
+                raise ValueError(
+                    f"buffer {name!r} must have one shape at all clients of a round, found {shapes[:5]}: "
+                    "register_buffer(..., persistent=False) makes it a cache, which comes back after every client"
+                )
             new = largest.values.get(name, before)
             if self._policy == "mean" and before.is_floating_point():
-                new = _mean(values, [report.size for report in reports], before)
+                new = _mean(values, [report.size for report in reports])
             self._global[name] = new
             self._moving.add(name)
         self.restore()
@@ -204,8 +210,9 @@ class BufferBank:
             )
 
 
-def _mean(values: Sequence[Tensor], sizes: Sequence[int], like: Tensor) -> Tensor:
+def _mean(values: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     """The mean by samples, in double precision; bit for bit where all are equal."""
+    like = values[0]
     weights = torch.tensor(sizes, dtype=torch.float64)
     weights /= weights.sum()
     total = torch.zeros(like.shape, dtype=torch.float64, device=accumulation_device(like))

@@ -3,9 +3,21 @@
 
 import pytest
 import torch
-from support import CLASSES, FEATURES, Classifier, blobs, federated_blobs, fresh, quiet_trainer, training_only, weights
+from support import (
+    CLASSES,
+    FEATURES,
+    Blobs,
+    Classifier,
+    blobs,
+    federated_blobs,
+    fresh,
+    quiet_trainer,
+    training_only,
+    weights,
+)
 from torch import nn
-from torch.utils.data import Subset
+from torch.ao.quantization import get_default_qat_qconfig, prepare_qat
+from torch.utils.data import DataLoader, Subset
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -185,7 +197,54 @@ def test_buffers_that_appear_or_grow_in_training_may_do_so_where_they_are_not_pe
     assert len(modules[0].grown) == 0 < modules[0].longest < 12
 
 
+def resized(bank, module, sizes):
+    for size in sizes:
+        module.mean.resize_(size).fill_(size)
+        yield bank.report(size)
+        bank.restore()
+
+
+def test_a_buffer_that_all_clients_resize_in_place_has_their_shape():
+    module = Buffered()
+    bank, before = BufferBank(module, "mean"), module.mean
+    bank.commit(list(resized(bank, module, (1, 1))))
+    assert module.mean is before
+    assert module.mean.tolist() == [1.0]
+    bank.remember()
+    with pytest.raises(ValueError, match=r"'mean' must have one shape .* found \[\(1,\), \(2,\)\]: .*persistent=False"):
+        bank.commit(list(resized(bank, module, (1, 2))))
+
+
 # ---- in fits
+
+
+class Quantized(Classifier):
+    """Trained with torch.ao's default configuration, whose observers resize their buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.net.qconfig = get_default_qat_qconfig("fbgemm")
+        prepare_qat(self.net.train(), inplace=True)
+
+
+class Ordered(Blobs):
+    def train_dataloader(self):
+        return DataLoader(blobs(40), batch_size=10)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantization_aware_training_with_one_client_is_plain_lightning():
+    ends = []
+    for strategy, data in (
+        ("auto", Ordered()),
+        (fl.FederatedStrategy(), fl.FederatedDataModule(Ordered(), [torch.arange(40)])),
+    ):
+        module = fresh(Quantized)
+        training_only(strategy, 2).fit(module, data)
+        ends.append(module.state_dict())
+    assert ends[0]["net.0.weight_fake_quant.scale"].shape == (8,)
+    for name, value in ends[0].items():
+        assert torch.allclose(value, ends[1][name], atol=1e-6), name
 
 
 def seen_after(module, data, client, seed=0, drop_last_single=True):
