@@ -165,7 +165,7 @@ class Division:
         """Why one process must evaluate all clients; ``None`` if they can be divided."""
         if parts is None or num_loaders(self._trainer) > 1:
             return "is not the only one that runs"
-        if parts.passed_on or parts.grown:
+        if parts.passed_on or parts.gathers:
             return f"carries on {', '.join(parts.passed_on) or 'a list'} from one client to the next"
         if self._notices.memory.names or parts.adds_to_older_metrics:
             return "depends on what earlier evaluations have left"

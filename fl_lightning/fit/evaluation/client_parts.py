@@ -53,6 +53,7 @@ class ClientParts:
         # In which steps may gather.
         self.lists = [kept for kept in self.start.attributes if isinstance(kept, Items) and _grows(kept.value)]
         self._lengths = self._own_starts = self._now()
+        self.gathers = False  # in a list; the hook at the end may have emptied it
         self._others = values.share()  # of loaders before this one
         self._parts: list[ClientPart] = []
         self._apart = apart
@@ -108,6 +109,7 @@ class ClientParts:
     def after_batch(self) -> None:
         """A list that became shorter has been used and emptied on the way."""
         lengths = self._now()
+        self.gathers |= any(now > before for now, before in zip(lengths, self._lengths, strict=True))
         if any(now < before for now, before in zip(lengths, self._lengths, strict=True)):
             self.pass_on("a list that it empties on the way")
         self._lengths = lengths

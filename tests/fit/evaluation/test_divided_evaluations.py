@@ -12,6 +12,8 @@ from support import fresh
 from fl_lightning.core.errors import RankError
 from fl_lightning.fit.evaluation import between_evaluations
 from fl_lightning.fit.evaluation.between_evaluations import Division, batch_callback
+from fl_lightning.fit.evaluation.client_parts import ClientParts
+from fl_lightning.lightning.module.undefined_metrics import Noticed
 
 
 class Says:
@@ -53,7 +55,7 @@ def made(ranks, stage="val", callbacks=(), share=None, **loader):
 
 
 def parts(**found):
-    return SimpleNamespace(**{"passed_on": [], "grown": [], "adds_to_older_metrics": False, **found})
+    return SimpleNamespace(**{"passed_on": [], "gathers": False, "adds_to_older_metrics": False, **found})
 
 
 VALUES = SimpleNamespace(logs_steps=False)
@@ -76,10 +78,23 @@ def test_the_next_evaluation_divides_the_clients():
 OBSTACLES = {
     "no parts": (None, VALUES, "is not the only one that runs"),
     "what passes": (parts(passed_on=["a", "b"]), VALUES, "carries on a, b from one client to the next"),
-    "a list": (parts(grown=["x"]), VALUES, "carries on a list from one client to the next"),
+    "a list": (parts(gathers=True), VALUES, "carries on a list from one client to the next"),
     "older metrics": (parts(adds_to_older_metrics=True), VALUES, "depends on what earlier evaluations have left"),
     "steps": (parts(), SimpleNamespace(logs_steps=True), r"logs values of single batches (on_step=True)"),
 }
+
+
+def test_a_list_that_the_hook_at_the_end_has_emptied_is_an_obstacle():
+    division, values = made(Says(None)), SimpleNamespace(share=dict, clear=dict, logs_steps=False)
+    module = division._module
+    module.outputs = []
+    found = ClientParts(module, values, Noticed(), several=True)
+    found.begin()
+    module.outputs.append(1.0)
+    found.after_batch()
+    module.outputs.clear()
+    division.divide_next(found, values)
+    assert division._ranks.said == [OBSTACLES["a list"][2]]
 
 
 @pytest.mark.parametrize("name", OBSTACLES)
