@@ -143,7 +143,6 @@ class FederatedServer(RegisteredClients):
         self._began = 0.0
         self._selection: Selection | None = None
         self._server.reset()
-        self._ready = self._changed = False
 
     @property
     def needs(self) -> Needs:

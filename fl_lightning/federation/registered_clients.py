@@ -12,8 +12,12 @@ from torch import Tensor
 
 from fl_lightning.algorithms.records import mean_rate
 from fl_lightning.arguments import altered, trusted
+from fl_lightning.core.storage.kept import at_clients
+from fl_lightning.core.storage.per_client import renumbered
 from fl_lightning.federation.door import OUTLIER, MisfitError, outliers, read, said
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage
+from fl_lightning.fit.options import FitOptions
+from fl_lightning.fit.server import Server
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.names import rank_zero_warn
 
@@ -28,10 +32,13 @@ class RegisteredClients:
     fit_description: FitDescription
     _frozen: str
     """Digest of the server's parameters without gradients."""
+    _server: Server
+    _options: FitOptions
 
     def __init__(self) -> None:
-        self._known: dict[int, ClientIntroduction] = {}
-        self._gone: list[ClientIntroduction] = []  # those of a checkpoint whose ids are not registered any more
+        self._known: dict[int, ClientIntroduction] = {}  # those of a checkpoint, too, also with ids beyond all others
+        self._heard: set[int] = set()  # those that have introduced themselves to this object
+        self._ready = self._changed = False
         self._warned: set[str] = set()
         self.counted: dict[int, int] = {}  # by client, the last round in which its answer entered the step
         self.learning_rate: float | None = None  # mean of the clients in the last round
@@ -40,7 +47,7 @@ class RegisteredClients:
     @property
     def registered(self) -> frozenset[int]:
         """The clients that have introduced themselves."""
-        return frozenset(self._known)
+        return frozenset(client for client in self._known if client < self.num_clients)
 
     @property
     def client_names(self) -> Sequence[str]:
@@ -55,13 +62,13 @@ class RegisteredClients:
 
     def _num_samples(self, now: Mapping[int, int]) -> int | None:
         """Training samples of all clients, by what some say in this round; ``None`` if some are unknown."""
-        if len(self._known) < self.num_clients:
+        if len(self.registered) < self.num_clients:
             return None
-        return sum(now.get(client, known.size) for client, known in self._known.items())
+        return sum(now.get(client, self._known[client].size) for client in self.registered)
 
     def _mean_steps(self) -> int | None:
         """Mean optimizer steps of a visit, rounded up, over the known clients with data; ``None`` without any."""
-        steps = {client: known.steps for client, known in self._known.items() if known.steps > 0}
+        steps = {client: self._known[client].steps for client in self.registered if self._known[client].steps > 0}
         odd, _ = outliers(steps)
         if odd:
             rank_zero_warn(
@@ -87,7 +94,22 @@ class RegisteredClients:
             refused = self._differences(found)
         except Exception as error:  # whatever comes of comparing values of any kind
             return f"its description cannot be compared ({type(error).__name__}: {said(error)})"
+        keeps = at_clients(self._options.client_rule) or self._options.keeps_optimizer
+        if not refused and keeps and self._place(found) != found.client_id:
+            return said(
+                f"client {found.client_id} or the name {found.name!r} is another one in the checkpoint, and what "
+                "clients keep lies under their ids: let each have its id of before, and new ones others"
+            )
         return said(f"from server to client, {'; '.join(refused)}") if refused else None
+
+    def _place(self, found: ClientIntroduction) -> int:
+        """The id under which a checkpoint has what it holds of this client, by its name."""
+        client, held = found.client_id, self._known.get(found.client_id)
+        if client in self._heard or (held is not None and held.name == found.name):
+            return client
+        places = [k for k, known in self._known.items() if known.name == found.name and k not in self._heard]
+        unused = client if held is None else max(self.num_clients, *self._known) + 1
+        return places[0] if places else unused
 
     def _differences(self, found: ClientIntroduction) -> list[str]:
         own, description = self.fit_description, FitDescription.from_state_dict(found.description)
@@ -110,11 +132,13 @@ class RegisteredClients:
             refused.append("frozen parameters: other values; load the same pretrained weights on all sides")
         return refused
 
-    def register(self, introduction: ClientIntroduction | Mapping[str, Any]) -> None:
+    def register(self, introduction: ClientIntroduction | Mapping[str, Any], by_name: bool = True) -> None:
         """Takes a client into the federation, or what it says anew.
 
         Args:
             introduction: as in :meth:`refusal`.
+            by_name: what a checkpoint holds of the client of this name is its own, whatever its id was; ``False``: what
+                it holds of its id.
 
         Raises:
             ValueError: :meth:`refusal`.
@@ -123,6 +147,15 @@ class RegisteredClients:
         words = self.refusal(found)
         if words is not None:
             raise ValueError(f"client {found.client_id} cannot take part: {words}")
+        place = self._place(found) if by_name else found.client_id
+        if place != found.client_id:
+            ids = {found.client_id: place, place: found.client_id}
+            self._server.load(self._server.states(), ids)
+            self._known, self.counted = renumbered(self._known, ids), renumbered(self.counted, ids)
+            self._ready, self._changed = False, True
+        held = self._known.get(found.client_id)
+        self._changed |= held is not None and held.size != found.size
+        self._heard.add(found.client_id)
         self._known[found.client_id] = altered(found, description={})
 
     def _counts(self, answers: Sequence[ClientMessage], index: int) -> None:
@@ -137,11 +170,9 @@ class RegisteredClients:
         self.learning_rate = trusted(mean_rate)(rates) if rates else None
 
     def _clients_state(self) -> dict[str, Any]:
-        clients = [asdict(known) for known in (*self._known.values(), *self._gone)]
+        clients = [{**asdict(known), "client_id": client} for client, known in self._known.items()]
         return {"counted": dict(self.counted), "local_steps": self._local_steps, "clients": clients}
 
     def _load_clients(self, state: Mapping[str, Any]) -> None:
         self.counted, self._local_steps = dict(state["counted"]), state["local_steps"]
-        known = [ClientIntroduction(**entry) for entry in state["clients"]]
-        self._known = {found.client_id: found for found in known if found.client_id < self.num_clients}
-        self._gone = [found for found in known if found.client_id >= self.num_clients]
+        self._known = {entry["client_id"]: ClientIntroduction(**entry) for entry in state["clients"]}

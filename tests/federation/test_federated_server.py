@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server without a transport, and clients that it only knows by their messages, give the bits of ``trainer.fit``."""
 
+import re
+from functools import partial
+
 import pytest
 import torch
 from by_hand import Own, own_loader, wired
-from support import Adapted, Classifier, federated_blobs, fit, fresh, reload, weights
+from sites import of
+from support import Adapted, Classifier, federated_blobs, fit, fresh, reload, training_only, weights
 from watching import Records
 
 import fl_lightning as fl
@@ -120,6 +124,58 @@ def test_a_state_goes_on_bit_for_bit(tmp_path):
     one, two = whole.module_state_dict(), server.module_state_dict()
     assert all(torch.equal(one[name], value) for name, value in two.items())
     assert torch.equal(whole.client_rule.c, server.client_rule.c)
+
+
+@pytest.mark.parametrize("others", ["acd", "abcd", "ab", "ca"])
+@pytest.mark.filterwarnings("ignore:the fit goes on with other settings")
+def test_a_federation_goes_on_with_other_clients_as_a_fit_does(tmp_path, others):
+    method = partial(SCAFFOLD, weighting="samples")
+
+    def run(names, state=None):
+        server = fl.FederatedServer(fresh(), len(names), method(), seed=5)
+        clients = [fl.FederatedClient(fresh(), of(names), k, algorithm=method(), seed=5) for k in range(len(names))]
+        if state is not None:
+            server.load_state_dict(state)
+        for client in reversed(clients):
+            server.register(wired(client.introduction()))
+        for _ in range(2):
+            one_round(server, clients)
+        return server
+
+    def fit_on(names, rounds, path=None):
+        trainer = training_only(fl.FederatedStrategy(method(), seed=5), rounds)
+        trainer.fit(fresh(), of(names), ckpt_path=path)
+        return trainer
+
+    server = run(others, reload(run("abc").state_dict()))
+    fit_on("abc", 2).save_checkpoint(tmp_path / "two.ckpt")
+    trainer = fit_on(others, 4, tmp_path / "two.ckpt")
+    inside = trainer.strategy.client_rule
+    assert torch.equal(weights(server.module), weights(trainer.lightning_module))
+    assert torch.equal(server.client_rule.c, inside.c)
+    assert all(torch.equal(server.client_rule.c_i[k], inside.c_i[k]) for k in range(len(others)))
+    back = run("abcd", reload(server.state_dict()))
+    fit_on_path = tmp_path / "four.ckpt"
+    trainer.save_checkpoint(fit_on_path)
+    assert torch.equal(weights(back.module), weights(fit_on("abcd", 6, fit_on_path).lightning_module))
+
+
+def test_what_clients_keep_stays_under_their_ids(tmp_path):
+    def introductions(names, server):
+        made = [fl.FederatedClient(fresh(), of(names), k, algorithm=Ditto(), seed=5) for k in range(len(names))]
+        return [server.refusal(client.introduction()) for client in made]
+
+    server = fl.FederatedServer(fresh(), 3, Ditto(), seed=5)
+    for k in range(3):
+        server.register(fl.FederatedClient(fresh(), of("abc"), k, algorithm=Ditto(), seed=5).introduction())
+    other = fl.FederatedServer(fresh(), 3, Ditto(), seed=5)
+    other.load_state_dict(reload(server.state_dict()))
+    words = r"client 1 or the name 'c' is another one in the checkpoint, .* let each have its id of before"
+    first, second, third = introductions("acd", other)
+    assert first is None
+    assert re.search(words, second)
+    assert "the name 'd'" in third
+    assert introductions("abc", other) == [None] * 3
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])

@@ -8,32 +8,13 @@ import lightning as L
 import pytest
 import torch
 from resuming import ALGORITHMS, differences
-from support import Blobs, Classifier, blobs, fresh, training_only, weights
-from torch.utils.data import DataLoader, TensorDataset
+from sites import Sites, of
+from support import Classifier, fresh, training_only, weights
 
 import fl_lightning as fl
 from fl_lightning.core.storage import kept
 from fl_lightning.core.storage.per_client import ByClient
 from fl_lightning.core.storage.row_history import RowHistory
-
-
-class Sites(Blobs):
-    """Every site has samples of its own, the same wherever it takes part."""
-
-    def __init__(self, names, more=0):
-        super().__init__(batch_size=6)
-        self.names, self.more = names, more
-
-    def train_dataloader(self):
-        held = [blobs(12 + 3 * (ord(name) - ord("a")) + self.more, seed=ord(name)).tensors for name in self.names]
-        self.keys = [name for name, (x, _) in zip(self.names, held, strict=True) for _ in x]
-        return DataLoader(TensorDataset(*map(torch.cat, zip(*held, strict=True))), batch_size=6, shuffle=True)
-
-
-def of(names, **options):
-    sites = Sites(names, **options)
-    sites.train_dataloader()
-    return fl.FederatedDataModule(sites, fl.data.ByKey({"train": sites.keys}), seed=0)
 
 
 class Began(L.Callback):

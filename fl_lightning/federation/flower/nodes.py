@@ -220,7 +220,7 @@ class Members:
         if flaw is not None or refusal is not None:
             self._refuse(node, flaw or f"it is client {found.client_id}; {refusal}")
             return
-        self._server.register(found)
+        self._server.register(found, by_name=self.keys is None)  # a key says whose an id is
         self.nodes[found.client_id] = node
         rank_zero_info(f"client {client_label(found.client_id, self._server.client_names)} is connected")
         if self.keys is not None:
