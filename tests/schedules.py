@@ -7,9 +7,10 @@ from typing import Any
 
 import lightning as L
 import torch
-from support import Classifier, quiet_trainer
+from support import Classifier, blobs, quiet_trainer
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR, SequentialLR, StepLR
+from torch.utils.data import DataLoader
 
 import fl_lightning as fl
 
@@ -219,6 +220,17 @@ class ByHandLast(ByHand):
 
 
 SCHEDULES = (Glue, OneCycle, Cosine, Noam, PerStep, Wrapped, ByHand, ByHandLast)
+
+
+class Ordered(L.LightningDataModule):
+    """The blobs in their order, which one client and plain Lightning then share."""
+
+    def __init__(self, samples: int = 105, batch_size: int = 10) -> None:
+        super().__init__()
+        self.samples, self.batch_size = samples, batch_size
+
+    def train_dataloader(self):
+        return DataLoader(blobs(self.samples), batch_size=self.batch_size)
 
 
 class Subtracted(L.Callback):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from operator import is_
 from typing import Any
 
@@ -39,8 +39,8 @@ class ClientOptimizers:
 
     def _take(self, optimizers: Sequence[Optimizer]) -> None:  # before any step of theirs
         self._optimizers = list(optimizers)
-        self._states = [OptimizerState(optimizer, shared) for optimizer, shared in with_wrapped(optimizers)]
-        for state in self._states:
+        self.states = [OptimizerState(optimizer, shared) for optimizer, shared in with_wrapped(optimizers)]
+        for state in self.states:
             state.take_options()
             if self._keep:
                 state.refuse_keeping()
@@ -60,10 +60,15 @@ class ClientOptimizers:
 
     def begin_round(self) -> None:
         """Takes the groups' options, as schedulers left them, as every client's starting point."""
-        for state in self._states:
+        for state in self.states:
             state.take_options()
         self.lr, self.momentum = client_learning_rate(self._optimizers)
         self._pending = {}
+
+    def settable(self, group: Mapping[str, Any]) -> Set[str]:
+        """The options of a group that nobody but schedulers and the module sets: optimizers may count in others."""
+        plain = all(state.is_torch for state in self.states)
+        return (group.keys() if plain else group.keys() & _SCHEDULED) - {"params"}
 
     def present_lr(self) -> float | None:
         """The learning rate at the moment, which schedulers change within a visit."""
@@ -80,7 +85,7 @@ class ClientOptimizers:
 
     def restore(self) -> None:
         """Empties the state and puts the options of the round's start back."""
-        for state in self._states:
+        for state in self.states:
             state.restore()
         self._busy = False
 
@@ -88,13 +93,13 @@ class ClientOptimizers:
         """A fresh optimizer, or the client's own from its last round."""
         self.restore()
         self._busy = True
-        for state, kept in zip(self._states, self._kept.get(client_id, []), strict=False):
+        for state, kept in zip(self.states, self._kept.get(client_id, []), strict=False):
             state.load(kept)
 
     def end_client(self, client_id: int) -> None:
         """Sets the client's state aside until its round counts."""
         if self._keep:
-            self._pending[client_id] = [state.save() for state in self._states]
+            self._pending[client_id] = [state.save() for state in self.states]
 
     def commit(self, client_ids: Sequence[int]) -> None:
         """The round counted for these clients."""
@@ -114,7 +119,7 @@ class ClientOptimizers:
     def groups(self, optimizer: Optimizer) -> list[dict[str, Any]]:
         """An optimizer's options per parameter group, without what a client in training has changed."""
         if self._busy:
-            return next(state.options for state in self._states if state.optimizer is optimizer)
+            return next(state.options for state in self.states if state.optimizer is optimizer)
         return [group_options(group) for group in optimizer.param_groups]
 
 
@@ -125,7 +130,7 @@ class OptimizerState:
         self.optimizer = optimizer
         self.options: list[dict[str, Any]] = []
         self._shared = shared  # parameters, groups, states, other optimizers: copies refer to these
-        self._is_torch = type(optimizer).__module__.startswith("torch.optim")
+        self.is_torch = type(optimizer).__module__.startswith("torch.optim")
         self._initial = {key: self._copied(value) for key, value in optimizer.state.items()}  # Adagrad has some
         self._attributes = self._copied(self._present())
 
@@ -144,7 +149,7 @@ class OptimizerState:
         optimizer.state.clear()  # in place: wrappers hold on to it
         for key, value in self._initial.items():
             optimizer.state[key] = self._copied(value)
-        if not self._is_torch:
+        if not self.is_torch:
             for name in self._present().keys() - self._attributes.keys():
                 delattr(optimizer, name)
             vars(optimizer).update(self._copied(self._attributes))
@@ -167,7 +172,7 @@ class OptimizerState:
                     for n, v in group.items()
                     if n not in _SCHEDULED and _is_plain(v, self._shared, True)
                 }
-                for group in (() if self._is_torch else self.optimizer.param_groups)
+                for group in (() if self.is_torch else self.optimizer.param_groups)
             ],
         }
 
@@ -200,7 +205,7 @@ class OptimizerState:
 
     def _present(self, storable: bool = False) -> dict[str, Any]:
         """The attributes that hold state, which only optimizers from outside torch have."""
-        if self._is_torch:
+        if self.is_torch:
             return {}
         own = {name: value for name, value in vars(self.optimizer).items() if name not in NO_STATE}
         return {n: v for n, v in own.items() if id(v) not in self._shared and _is_plain(v, self._shared, storable)}

@@ -19,6 +19,7 @@ from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.client_batches import ClientBatches, LocalOptions
 from fl_lightning.clients.client_optimizers import ClientOptimizers
+from fl_lightning.clients.hand_set import HandSetOptions
 from fl_lightning.clients.local_training import LocalTrainer, LossGradients
 from fl_lightning.clients.module_visits import ModuleVisits
 from fl_lightning.clients.schedules import Schedules
@@ -56,8 +57,9 @@ class ClientRunner:
         self.loop, self._binding, self._buffers = loop, binding, buffers
         self._options, self._needs = options, needs
         self.full_path = full_path_reason(trainer, self.module)  # why local steps run through Lightning's own loop
-        self.schedules = Schedules(trainer, loop.clock)
         self.optimizers = ClientOptimizers(trainer.optimizers, options.keeps_optimizer)
+        self._hand_set = HandSetOptions(self.optimizers)
+        self.schedules = Schedules(trainer, loop.clock, self._hand_set)
         self.hooks = ClientHooks(self.module, rule)
         self.visits = ModuleVisits(self.module)  # of what the module has beside parameters and buffers
         self.batches = batches
@@ -113,7 +115,7 @@ class ClientRunner:
                 report = self.rule.end_client(work)
                 self.rows.close(task.index)
             pace = self.schedules.end_visit()
-            left = self.visits.end()
+            left, hand_set = self.visits.end(), self._hand_set.end()
         if (attack := self._options.attack_of(client)) is not None:
             seed = derive_seed(self._options.seed, "attack", task.round, client)
             attack.replace(self.rows.update(task.index), theta, seed)
@@ -122,7 +124,7 @@ class ClientRunner:
         return Upload(
             task.index, client, task.num_samples, loss, measured.get("loss") if needs.losses else None,
             report, self._buffers.report(task.num_samples), work.client_lr, pace,
-            0 if needs.full_gradients else self.local.skipped, left,
+            0 if needs.full_gradients else self.local.skipped, left, hand_set,
         )  # fmt: skip
 
     def _batches_of(self, client: int) -> Iterator[tuple[Any, int]]:

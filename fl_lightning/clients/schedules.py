@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from fl_lightning.clients.hand_set import HandSet, HandSetOptions
 from fl_lightning.lightning.names import Trainer
 from fl_lightning.lightning.round_clock import VisitClock, VisitPlan
 
@@ -40,8 +41,8 @@ class Schedules:
     that a round has, which the first visit tells, or once.
     """
 
-    def __init__(self, trainer: Trainer, clock: VisitClock) -> None:
-        self._trainer, self._clock = trainer, clock
+    def __init__(self, trainer: Trainer, clock: VisitClock, options: HandSetOptions) -> None:
+        self._trainer, self._clock, self._options = trainer, clock, options
         self._manual = not trainer.lightning_module.automatic_optimization
         self._states, self._shared = SchedulerStates([]), Snapshot()
         self._watch = ExitStack()
@@ -51,6 +52,7 @@ class Schedules:
         self._measured: Pace | None = None
         self._patterns: dict[int, str] = {}  # per scheduler that is stepped by hand: "step" or "visit"
         self._arrived: dict[int, Pace] = {}
+        self._hand_set: HandSet = ()  # by the visit that decides
         self._paces: list[Pace] = []
         self._in_visit = False
         self.local_steps = 0  # of the fit so far, of all clients whose rounds counted
@@ -71,7 +73,7 @@ class Schedules:
         self._clock.scheduled = not self._manual and any(config.interval == "step" for config in configs)
         limit = self._of_a_round()
         self._clock.begin_round(self.steps if limit is None else limit, limit)
-        self._arrived, self._paces = {}, []
+        self._arrived, self._paces, self._hand_set = {}, [], ()
 
     def arrived(self, client_id: int, pace: Pace) -> None:
         """Hears how a client's visit went; refuses steps by hand that a round cannot repeat."""
@@ -82,20 +84,24 @@ class Schedules:
                 how = "with an argument" if name in pace.odd else f"{calls} times in a visit of {steps} steps"
                 self._refuse(name, how)
 
-    def count(self, client_ids: Iterable[int]) -> int:
-        """The round counts for these clients, and others leave no trace: :attr:`local_steps`, theirs included."""
-        self._paces = [self._arrived[client] for client in client_ids]
+    def count(self, client_ids: Iterable[int], hand_set: HandSet = ()) -> int:
+        """The round counts for these clients, and others leave no trace: :attr:`local_steps`, theirs included.
+
+        ``hand_set`` are the options that the visit has set whose attributes the module takes over.
+        """
+        self._paces, self._hand_set = [self._arrived[client] for client in client_ids], hand_set
         self.local_steps += sum(pace.steps for pace in self._paces)
         return self.local_steps
 
     def close_round(self) -> None:
-        """Moves schedulers and clock to the end of the round; refuses clients that stepped one in different ways."""
+        """Moves schedulers, options and clock to the end of the round; refuses steps by hand in different ways."""
         if self._measured is None and self._paces and self._paces[0].batches:
             self._measured = self._paces[0]
         self._clock.close_round(self._of_a_round() or 0)
         for place, config in enumerate(self._trainer.lr_scheduler_configs):
             for _ in range(self._steps_by_hand(place)):
                 config.scheduler.step()  # type: ignore[call-arg]  # those that take a metric are refused
+        self._options.put(self._hand_set)
 
     def _steps_by_hand(self, place: int) -> int:
         """How far a scheduler moves in this round because visits stepped it by hand; as before if none counts."""
@@ -140,6 +146,7 @@ class Schedules:
         self._in_visit, self._odd = True, []
         self._own, self._by_hand = [0] * len(configs), [0] * len(configs)
         self._clock.begin_visit()
+        self._options.begin()
         for place, config in enumerate(configs):
             if self._manual:
                 handle = config.scheduler.optimizer.register_step_post_hook(partial(self._note_step, place))
@@ -167,14 +174,15 @@ class Schedules:
         self._own[place] += 1
 
     def _step_by_hand(self, place: int, step: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        if self._clock.stepping:
-            step(*args, **kwargs)
-            return
-        self._by_hand[place] += 1
-        if args or kwargs:
-            self._odd.append(self._name(place))
-        if self._clock.allows(self._by_hand[place], self._of_a_round(place)):
-            step(*args, **kwargs)
+        if not self._clock.stepping:
+            self._by_hand[place] += 1
+            if args or kwargs:
+                self._odd.append(self._name(place))
+            if not self._clock.allows(self._by_hand[place], self._of_a_round(place)):
+                return
+        self._options.note()
+        step(*args, **kwargs)
+        self._options.follow()
 
     # ---- checkpoints, copies
 

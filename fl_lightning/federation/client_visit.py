@@ -206,7 +206,7 @@ class Visit(OneDevice):
     def train_client(self, task: ClientTask) -> Tensor | None:
         """Trains the client."""
         self._upload = self.side.train(task)
-        refuse_steps_by_hand(self._trainer, self._upload.pace.by_hand)
+        refuse_steps_by_hand(self._trainer, self._upload.pace.by_hand, self._upload.hand_set)
         self.side.schedules.arrived(self._client_id, self._upload.pace)
         return self._upload.train_loss
 

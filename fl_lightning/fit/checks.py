@@ -15,6 +15,7 @@ from fl_lightning.algorithms import groups
 from fl_lightning.algorithms.base import ClientRule, ServerRule, overrides
 from fl_lightning.algorithms.features import METHOD
 from fl_lightning.algorithms.records import Needs
+from fl_lightning.clients.hand_set import HandSet
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.modules import BatchNorm
 from fl_lightning.lightning.inspection import accumulation, overridden_hooks, validation_interval
@@ -281,12 +282,13 @@ def check_visit_schedulers(trainer: Trainer, knows_clock: bool, steps: int) -> N
             )
 
 
-def refuse_steps_by_hand(trainer: Trainer, calls: Sequence[int]) -> None:
-    """Refuses schedulers that a module steps itself: how far depends on visits that this client has not seen."""
-    for config, times in zip(trainer.lr_scheduler_configs, calls, strict=False):
-        if times:
-            raise ValueError(
-                f"{type(config.scheduler).__name__} is stepped by hand, and a client alone does not know how far the "
-                "others' visits moved it: compute the learning rate from self.current_epoch, which is the round, or "
-                "let Lightning step the scheduler"
-            )
+def refuse_steps_by_hand(trainer: Trainer, calls: Sequence[int], hand_set: HandSet = ()) -> None:
+    """Refuses schedulers and options that a module moves itself: how far depends on visits of others."""
+    stepped = zip(trainer.lr_scheduler_configs, calls, strict=False)
+    moved = [f"{type(config.scheduler).__name__} is stepped" for config, times in stepped if times]
+    moved += [f"{name!r} of param_groups is set" for groups in hand_set for group in groups for name in group]
+    if moved:
+        raise ValueError(
+            f"{moved[0]} by hand, and a client alone does not know how far the others' visits moved it: compute the "
+            "learning rate from self.current_epoch, which is the round, or let Lightning step a scheduler"
+        )

@@ -198,7 +198,7 @@ class FederatedFit:
         trained = current.seconds
         record = self._server.close_round(current)
         runner.optimizers.commit(record.client_ids)
-        merge_left(runner.visits, current.uploads, record.client_ids)
+        hand_set = merge_left(runner.visits, current.uploads, record.client_ids)
         self._round = None
-        steps = clients.schedules.count(record.client_ids)
+        steps = clients.schedules.count(record.client_ids, hand_set)
         return altered(record, training_seconds=trained, local_steps=steps)

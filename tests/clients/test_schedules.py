@@ -19,6 +19,7 @@ from schedules import (
     Glue,
     Inner,
     OneCycle,
+    Ordered,
     Rated,
     Wrapped,
     final_rate,
@@ -26,21 +27,9 @@ from schedules import (
     one_client_fit,
     plain_fit,
 )
-from support import Classifier, blobs, fit, fresh, on_path, place_of_client, quiet_trainer, train, weights
-from torch.utils.data import DataLoader
+from support import Classifier, fit, fresh, on_path, place_of_client, quiet_trainer, train, weights
 
 import fl_lightning as fl
-
-
-class Ordered(L.LightningDataModule):
-    """The blobs in their order, which one client and plain Lightning then share."""
-
-    def __init__(self, samples: int = 105, batch_size: int = 10) -> None:
-        super().__init__()
-        self.samples, self.batch_size = samples, batch_size
-
-    def train_dataloader(self):
-        return DataLoader(blobs(self.samples), batch_size=self.batch_size)
 
 
 @pytest.mark.parametrize(

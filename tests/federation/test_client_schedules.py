@@ -4,6 +4,7 @@
 import pytest
 import torch
 from by_hand import own_loader
+from hand_schedules import WarmUp
 from schedules import ByHand, Counted, Glue, Inner, Noam, OneCycle, Rated, Wrapped
 from support import federated_blobs, fresh, train
 from test_federated_client import compare, message, one_client
@@ -61,9 +62,16 @@ def test_clients_apart_give_the_bits_of_a_fit(method, module, options):
     compare(method, module, **options)
 
 
-@pytest.mark.parametrize("module", [ByHand, ByHandOfAutomatic])
-def test_schedulers_that_a_module_steps_itself_are_refused(module):
-    with pytest.raises(ValueError, match="ExponentialLR is stepped by hand, and a client alone does not know how far"):
+@pytest.mark.parametrize(
+    ("module", "what"),
+    [
+        (ByHand, "ExponentialLR is stepped"),
+        (ByHandOfAutomatic, "ExponentialLR is stepped"),
+        (WarmUp, "'lr' of param_groups is set"),
+    ],
+)
+def test_rates_that_a_module_moves_itself_are_refused(module, what):
+    with pytest.raises(ValueError, match=f"{what} by hand, and a client alone does not know how far"):
         one_client(module=fresh(module)).train(message(steps_per_round=4, rounds=3))
 
 
