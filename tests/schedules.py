@@ -233,20 +233,9 @@ class Ordered(L.LightningDataModule):
         return DataLoader(blobs(self.samples), batch_size=self.batch_size)
 
 
-class Subtracted(L.Callback):
-    """Rounds as a server does, which subtracts an update: ``theta - (theta - theta_i)`` after every epoch."""
-
-    def on_train_epoch_start(self, trainer, pl_module):
-        self.theta = [p.detach().clone() for p in pl_module.parameters()]
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        for p, theta in zip(pl_module.parameters(), self.theta, strict=True):
-            p.data = theta - (theta - p.data)
-
-
 def plain_fit(module: L.LightningModule, data: L.LightningDataModule, rounds: int, **options: Any) -> L.Trainer:
-    """The same without a federation, but for the rounding of the server's subtraction."""
-    options = {"limit_val_batches": 0, "callbacks": [Subtracted()], **options}
+    """The same without a federation."""
+    options = {"limit_val_batches": 0, **options}
     trainer = quiet_trainer("auto", rounds, **options)  # type: ignore[arg-type]
     trainer.fit(module, data)
     return trainer

@@ -60,6 +60,7 @@ class UpdateRows:
         self._training = empty_tensors(binding.layout.shapes, theta)
         self._views: dict[int, list[Tensor]] = {}
         self._received: set[int] = set()
+        self._closed = False  # the memory in which clients train holds what the last one of this round has trained
         self._companions: dict[str, Tensor] = {}  # by name, as ``values``
         self._sent: dict[int, tuple[str, ...]] = {}  # names of what arrived beside the updates, by row
 
@@ -80,6 +81,7 @@ class UpdateRows:
         """Nothing of the round before counts any more."""
         self._received.clear()
         self._sent.clear()
+        self._closed = False
 
     # ---- one client
 
@@ -104,6 +106,16 @@ class UpdateRows:
             torch.sub(before, after, out=row)
         self._binding.bind_global()
         self.received(index)
+        self._closed = True
+
+    def reached_by(self, step: Tensor) -> list[Tensor] | None:
+        """Parameters that a client has trained here, if a step ``[n]`` is its update bit for bit; else ``None``.
+
+        To subtract the update from the global parameters would round once more.
+        """
+        parts = zip(self._binding.global_views, self._training, self._binding.layout.views(step), strict=True)
+        exact = self._closed and all(torch.equal(before - after, part) for before, after, part in parts)
+        return self._training if exact else None
 
     def _views_of(self, row: Tensor) -> list[Tensor]:
         if row.data_ptr() not in self._views:

@@ -31,8 +31,11 @@ class GlobalStep:
         self._spares = _Spares()
 
     @torch.no_grad()
-    def tried(self, step: Tensor, norm: float) -> Callable[[], None]:
-        """Tries a step ``[n]``; what is returned takes it, and until then the global parameters are the old ones."""
+    def tried(self, step: Tensor, norm: float, exact: list[Tensor] | None = None) -> Callable[[], None]:
+        """Tries a step ``[n]``; what is returned takes it, and until then the global parameters are the old ones.
+
+        ``exact`` are the parameters to which it leads, where they are known without the rounding of a subtraction.
+        """
         theta = self._binding.theta
         if self.optimizer is not None:
             moved = self._moved(self.optimizer, step)
@@ -41,6 +44,8 @@ class GlobalStep:
         room = torch.finfo(theta.dtype).max - _largest(theta)
         if not norm <= room and not _largest(step) <= room:
             raise RefusedStepError("the global parameters would not be finite")
+        if exact is not None:
+            return partial(torch._foreach_copy_, self._binding.global_views, exact)
         return partial(_subtract, theta, step)
 
     def _moved(self, optimizer: Optimizer, step: Tensor) -> Tensor:

@@ -150,7 +150,8 @@ class Server:
             return skipped(current, uploads, f"had {flaw}", str(flaw), failed=True)
         try:
             step, step_norm = self._aggregate(cohort)
-            take = self._step.tried(self._rows.columns.joined(step), step_norm)
+            exact = self._rows.reached_by(step) if self._num_clients == 1 else None
+            take = self._step.tried(self._rows.columns.joined(step), step_norm, exact)
             dots = cohort.updates.dots(step).cpu()
             self._rule.commit(cohort)
         except refused as refusal:

@@ -141,7 +141,6 @@ class Few(fl.data.Partition):
 def plain_fit(name: str, tree: str, folder: Path, epochs: int, **trainer: Any) -> Fit:
     """The project without a federation, with the order of samples and the random numbers of the only client.
 
-    A server subtracts updates, so the weights are rounded here as they are there: ``theta - (theta - theta_i)``.
     ``trainer`` are options of its trainers.
     """
 
@@ -149,15 +148,6 @@ def plain_fit(name: str, tree: str, folder: Path, epochs: int, **trainer: Any) -
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             nonlocal running
             running = trainer
-
-        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-            trained = [p for p in pl_module.parameters() if p.requires_grad]
-            self.before = [(p, p.detach().clone()) for p in trained]
-
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-            if trainer.is_last_batch:
-                for p, theta in self.before:
-                    p.data = theta - (theta - p.data)
 
     running: Any = None
     seeds = ExitStack()

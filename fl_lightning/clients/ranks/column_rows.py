@@ -50,6 +50,9 @@ class ColumnRows(UpdateRows):
         self._whole.clear()
         self._known.clear()
 
+    def reached_by(self, step: Tensor) -> None:
+        """See the base class; ranks that did not train the client have its update alone, and all must do the same."""
+
     def row(self, index: int) -> Tensor:
         """See the base class."""
         if self.columns.numel == self.columns.total:
