@@ -21,7 +21,7 @@ class ByGroup(WrapperMetric):
 
     fairlearn's ``MetricFrame`` with a metric of torchmetrics. A group without samples has no value. Where samples are
     not enough for the metric, an AUROC without positives for instance, its own rule applies: torchmetrics warns and
-    gives 0. In the validation of a :class:`fl_lightning.FederatedStrategy` such a value is undefined instead.
+    gives 0. In the validation of a :class:`fl_lightning.FederatedStrategy` such a group has no value either.
 
     Args:
         metric: a metric that gives one number; its copies see the samples of one group each.

@@ -57,6 +57,7 @@ class ClientParts:
         self._others = values.share()  # of loaders before this one
         self._parts: list[ClientPart] = []
         self._apart = apart
+        self._made_up: list[Any] = []  # values of batches that are 0/0
 
     @property
     def separable(self) -> bool:
@@ -87,24 +88,37 @@ class ClientParts:
             self._values.clear()
             for state in self._states:
                 state.metric.reset()
-        self._own_starts = self._now()
+        self._own_starts, self._made_up = self._now(), []
 
     @contextmanager
     def in_steps(self) -> Iterator[None]:
         """Around a client's batches: a metric that a step computes gives the value of all clients so far."""
         with ExitStack() as stack:
-            for metric in [part for state in self._states for _, part in parts_of(state.metric)] if self._apart else ():
-                stack.enter_context(shadowed(metric, compute=partial(self._computed, metric, metric.compute)))
+            parts = [part for state in self._states for part in parts_of(state.metric)] if self._apart else []
+            for at, metric in parts:
+                stack.enter_context(shadowed(metric, compute=partial(self._computed, metric, bool(at), metric.compute)))
+            if parts:
+                stack.enter_context(shadowed(self._module, log=partial(self._log, self._module.log)))
             yield
 
-    def _computed(self, metric: Metric, compute: Callable[[], Any]) -> Any:
+    def _computed(self, metric: Metric, inside: bool, compute: Callable[[], Any]) -> Any:
         if not in_forward(metric):
             self.pass_on(f"{type(metric).__name__}.compute() in a step")
             return compute()
         heard = len(self._noticed.reasons)  # forward computes the value of the batch
         value = compute()
+        reason = self._noticed.computed(metric, lambda: value, of_batch=True)[1]
+        is_undefined = reason is not None or len(self._noticed.reasons) > heard
         del self._noticed.reasons[heard:]
+        if is_undefined:  # which matters if it is logged, or if a wrapper makes another value of it
+            self._made_up.append(value)
+            self._noticed.reasons.extend([f"{type(metric).__name__} of a batch"] * inside)
         return value
+
+    def _log(self, log: Callable[..., None], name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        if any(value is one for one in self._made_up):
+            self._noticed.reasons.append(f"{name} of a batch")
+        log(name, value, *args, **kwargs)
 
     def after_batch(self) -> None:
         """A list that became shorter has been used and emptied on the way."""

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.core.modules import modes_kept, named_metrics, submodules
+from fl_lightning.core.modules import modes_kept, submodules
 from fl_lightning.fit.loaders import OwnBatches
 from fl_lightning.lightning.batches import batch_size, counted_batches, device_batch
 from fl_lightning.lightning.inspection import is_overridden, takes_batch_index
 from fl_lightning.lightning.logged_values import LoggedRow, shown_metrics
+from fl_lightning.lightning.metric_state import in_forward
 from fl_lightning.lightning.module.object_state import shadowed
-from fl_lightning.lightning.module.undefined_metrics import Noticed, missing_classes
+from fl_lightning.lightning.module.undefined_metrics import Noticed
 from fl_lightning.lightning.names import DummyLogger, LightningModule, Trainer
 
 _STAGES = {"val": "validation", "test": "test"}
@@ -86,7 +87,7 @@ class Alone:
 
     def end(self, row: LoggedRow) -> LoggedRow:
         """Runs the epoch-end hook for a client; adds what it logs until it ends or raises, and the error."""
-        notes = RecordedLogs(self._noticed)
+        notes = RecordedLogs(self._noticed, of_steps=False)
         error = None
         with self._unheard(notes), shown_metrics(self._trainer, row.values), self._noticed.apart():
             try:
@@ -108,7 +109,7 @@ class Alone:
             stack.enter_context(
                 shadowed(self.module, log=notes.log, log_dict=notes.log_dict, optimizers=_refuse, lr_schedulers=_refuse)
             )
-            for _, metric in named_metrics(self.module):
+            for metric in [part for _, part in submodules(self.module) if isinstance(part, Metric)]:
                 stack.enter_context(self._judged(metric, notes))
             trainer.loggers = [DummyLogger()] if loggers else []
             try:
@@ -118,27 +119,15 @@ class Alone:
 
     @contextmanager
     def _judged(self, metric: Metric, notes: RecordedLogs) -> Iterator[None]:
-        """``compute`` gives NaN where the metric is undefined; a batch's own value in ``forward`` is nobody's value."""
-        own_compute, own_forward = metric.compute, metric.forward
+        """``compute``, which ``forward`` calls for a batch's value, gives NaN where the metric is undefined."""
+        own = metric.compute
 
         def compute() -> Any:
-            value, reason = self._noticed.computed(metric, own_compute)
+            value, reason = self._noticed.computed(metric, own, notes.of_steps and in_forward(metric))
             notes.came_from(value, metric, reason)
             return value
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            with self._noticed.apart() as reasons:
-
-                def of_batch() -> Any:
-                    reasons.extend(missing_classes(metric))
-                    return own_compute()
-
-                with shadowed(metric, compute=of_batch):
-                    value = own_forward(*args, **kwargs)
-            notes.came_from(value, metric, reasons[0] if reasons else None)
-            return value
-
-        with shadowed(metric, compute=compute, forward=forward):
+        with shadowed(metric, compute=compute):
             yield
 
 
@@ -153,7 +142,8 @@ class RecordedLogs:
     ``size`` gives how much the next values weigh, where the module does not say it.
     """
 
-    def __init__(self, noticed: Noticed, loader: int | None = None) -> None:
+    def __init__(self, noticed: Noticed, loader: int | None = None, of_steps: bool = True) -> None:
+        self.of_steps = of_steps
         self.size: Callable[[], float] = _one
         self._noticed, self._loader = noticed, loader
         self._numbers: dict[str, tuple[str, list[Tensor], list[float]]] = {}

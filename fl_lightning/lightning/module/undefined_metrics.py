@@ -1,68 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a metric of a client is undefined: it is NaN, it raises, or torchmetrics warns that it has put a number there.
+"""When a metric of a client is undefined: it is 0/0 or NaN, it raises, or torchmetrics warns while it computes.
 
-A hospital without a positive patient has no AUROC. torchmetrics returns 0.0 for it and warns. With ``thresholds=`` it
-returns 0.0 and says nothing; then the counts in the metric's state tell.
+A hospital without a positive patient has no AUROC. torchmetrics returns 0.0 for it. The metric's state tells, and for
+kinds of states that do not, a warning: torchmetrics has none inside ``compute`` after which the value is to be trusted.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from inspect import currentframe
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric, classification
+from torchmetrics import Metric
 from torchmetrics.utilities import prints
 
-UNDEFINED = (
-    r"No negative samples in targets, false positive value should be meaningless",
-    r"No positive samples in targets, true positive value should be meaningless",
-    r"No positive samples found in target, recall is undefined",
-    r"Average precision score for one or more classes was `nan`",
-    r"LogAUC score for one or more classes/labels was `nan`",
-    r"At least two values on for the fpr and tpr are required to compute the log AUC",
-    r"The variance of predictions or target is close to zero",
-    r"Unable to compute .* using bias correction",
-    r"More independent regressions than data points in adjusted r2 score",
-    r"Division by zero in adjusted r2 score",
-    r"\d+ NaN values found in confusion matrix have been replaced with zeros",
-    r"Detected zero division in _safe_divide",
-    r"SVD calculation in procrustes_disparity failed",
-    r"Predictions and references are empty",
-    r"The ``compute`` method of metric .* was called before the ``update`` method",
-)
-"""How warnings of torchmetrics 1.x begin after which the value says nothing about the data."""
-
-_CURVES = (
-    classification.BinaryPrecisionRecallCurve,
-    classification.MulticlassPrecisionRecallCurve,
-    classification.MultilabelPrecisionRecallCurve,
-)
-"""The base classes of all metrics that take ``thresholds=``."""
-
-_OF_POSITIVES = frozenset(
-    ("average_precision", "precision_recall_curve", "precision_fixed_recall", "recall_fixed_precision")
-)
-"""Modules of torchmetrics whose metrics need positive samples alone; the others need negative ones too."""
-
-_ANY = re.compile("|".join(f"(?:{text})" for text in UNDEFINED))
+from fl_lightning.core.modules import submodules
+from fl_lightning.lightning.module.object_state import shadowed
+from fl_lightning.lightning.undefined_states import Undefined, undefined
 
 
 class Noticed:
     """Hears what torchmetrics warns of while it is installed, also what Python would show only once."""
 
     def __init__(self) -> None:
-        self.reasons: list[str] = []  # the first sentences of the listed warnings so far
-        self._apart = False
+        self.reasons: list[str] = []  # the first sentences of the warnings inside computations so far
+        self._apart = self._computes = False
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Listens. Warnings go on as ever, but for the listed ones inside :meth:`apart`."""
+        """Listens. Warnings go on as ever, but for those of computations inside :meth:`apart`."""
         # Not warnings.catch_warnings: it makes Python show again, in every round, what it has shown once.
         module = vars(prints)
         outer = module["warnings"]
@@ -73,58 +44,96 @@ class Noticed:
             module["warnings"] = outer
 
     def _hear(self, warn: Callable[..., None], message: Any, *args: Any, **kwargs: Any) -> None:
-        if _ANY.match(str(message)):
+        if self._computes or _is_computing():
             self.reasons.append(str(message).split(". ")[0].rstrip("."))
             if self._apart:
                 return
         warn(message, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 2})
 
     @contextmanager
-    def apart(self) -> Iterator[list[str]]:
-        """What the body alone is warned of; nobody else hears of the listed ones."""
-        outer, self.reasons, was, self._apart = self.reasons, [], self._apart, True
+    def apart(self, computes: bool = False) -> Iterator[list[str]]:
+        """What the body alone is warned of; nobody else hears of it. ``computes``: it does nothing but that."""
+        before = self.reasons, self._apart, self._computes
+        self.reasons, self._apart, self._computes = [], True, computes
         try:
             yield self.reasons
         finally:
-            self.reasons, self._apart = outer, was
+            self.reasons, self._apart, self._computes = before
 
-    def computed(self, metric: Metric, compute: Any = None) -> tuple[Any, str | None]:
-        """A metric's value, all NaN where it is undefined, and why."""
-        with self.apart() as reasons:
+    def computed(self, metric: Metric, compute: Any = None, of_batch: bool = False) -> tuple[Any, str | None]:
+        """A metric's value, NaN where it is undefined, and why; averages ``of_batch`` are torchmetrics' own."""
+        with self.apart(computes=True) as reasons, self._inside(metric) as inside:
             metric._computed = None  # a cached value would not warn again
-            reasons.extend(missing_classes(metric))
             try:
                 value = (metric.compute if compute is None else compute)()
+                found = undefined(metric)
+                if found is not None and found.complete:
+                    return _judged(metric, value, found, of_batch)
             except Exception as error:
                 return torch.tensor(torch.nan), f"{type(error).__name__}: {error}"
-        return (nan_like(value), reasons[0]) if reasons else (value, None)
+            finally:
+                metric._computed = None
+        if found is not None and bool(found.where):
+            reasons = [found.reason]
+        if reasons:
+            return nan_like(value), reasons[0]
+        return value, next(iter(inside), None) if isinstance(value, Tensor) and bool(value.isnan().any()) else None
+
+    @contextmanager
+    def _inside(self, metric: Metric) -> Iterator[list[str]]:
+        """Metrics in this one give NaN where they are undefined; and why that was."""
+        found: list[str] = []
+
+        def compute(part: Metric, own: Callable[[], Any]) -> Any:
+            value, reason = self.computed(part, own)
+            found.extend(() if reason is None else (reason,))
+            return value
+
+        with ExitStack() as stack:
+            for _, part in submodules(metric)[1:]:
+                if isinstance(part, Metric):
+                    stack.enter_context(shadowed(part, compute=partial(compute, part, part.compute)))
+            yield found
 
 
-def missing_classes(metric: Metric) -> list[str]:
-    """Why a metric with ``thresholds=``, or one inside this metric, is undefined; torchmetrics does not warn of it."""
-    found: list[str] = []
-    for part in metric.modules():
-        if not isinstance(part, _CURVES) or not hasattr(part, "confmat"):  # no thresholds: it keeps the samples
-            continue
-        negatives, positives = part.confmat[0].sum(-1).unbind(-1)  # every threshold has all samples
-        if not bool(positives.all()):
-            found.append("No positive samples in targets")
-        elif not bool(negatives.all()) and _kind(part) not in _OF_POSITIVES:
-            found.append("No negative samples in targets")
-    return found
+def _judged(metric: Metric, value: Any, found: Undefined, of_batch: bool) -> tuple[Any, str | None]:
+    """The value, NaN for 0/0. Averages over classes are as in scikit-learn with ``zero_division=nan``."""
+    where, average = found.where, getattr(metric, "average", None)
+    if not bool(where.any()):
+        return value, None
+    if where.dim() and average in (None, "none"):
+        return nan_like(value, where), found.reason
+    if where.dim() and found.support is not None:
+        taken = ~where if found.absent is None else ~(where | found.absent)
+        weights = found.support[taken] if average == "weighted" else torch.ones_like(found.support)[taken]
+        if bool(taken.any()):
+            if of_batch:
+                return value, None
+            with shadowed(metric, average="none"):
+                classes = type(metric).compute(metric)[taken]
+            weights = weights if bool(weights.any()) else torch.ones_like(weights)
+            return (classes * weights).sum() / weights.sum(), None
+    return nan_like(value), found.reason
 
 
-def _kind(metric: Metric) -> str:
-    """The module of torchmetrics that the metric, or what it is derived from, comes from."""
-    return next(c.__module__ for c in type(metric).__mro__ if c.__module__.startswith("torchmetrics.")).split(".")[-1]
+def _is_computing() -> bool:
+    """Whether torchmetrics is in a function that computes values, and not in one that takes in samples."""
+    frame = currentframe()
+    while frame is not None:
+        if frame.f_code.co_name.endswith("compute") and frame.f_globals["__name__"].startswith("torchmetrics."):
+            return True
+        frame = frame.f_back
+    return False
 
 
-def nan_like(value: Any) -> Any:
-    """The same structure with NaN instead of numbers."""
+def nan_like(value: Any, where: Tensor | None = None) -> Any:
+    """The same structure with NaN instead of numbers, or of those of some classes."""
     if isinstance(value, Tensor):
-        return torch.full(value.shape, torch.nan, device=value.device)
+        if where is None:
+            return torch.full(value.shape, torch.nan, device=value.device)
+        return value.masked_fill(where, torch.nan) if value.shape == where.shape else value
     if isinstance(value, dict):
-        return {key: nan_like(item) for key, item in value.items()}
+        return {key: nan_like(item, where) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(nan_like(item) for item in value)
-    return torch.nan if isinstance(value, (int, float)) else value
+        return type(value)(nan_like(item, where) for item in value)
+    return torch.nan if where is None and isinstance(value, (int, float)) else value

@@ -526,7 +526,10 @@ class UsesUp(Gathers):
     """Takes out of its outputs what it has used, and changes the rest in place; reads a collection metric by metric."""
 
     def start(self):
-        self.rows, self.pair = [], MetricCollection([MulticlassPrecision(CLASSES), MulticlassF1Score(CLASSES)])
+        self.rows, self.pair = (
+            [],
+            MetricCollection([kind(CLASSES, average="micro") for kind in (MulticlassPrecision, MulticlassF1Score)]),
+        )
 
     def add(self, logits, y, index):
         self.rows.append({"hits": (logits.argmax(1) == y).float(), "size": len(y)})

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients' values are where torchmetrics makes numbers up, against scikit-learn with ``zero_division=nan``.
+
+Where scikit-learn has no such option, against the definition with NaN for 0/0.
+"""
+
+import inspect
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+from torchmetrics import classification, regression, retrieval
+from torchmetrics.wrappers import BootStrapper, ClasswiseWrapper, MinMaxMetric
+
+import fl_lightning as fl
+from fl_lightning.lightning.module.undefined_metrics import Noticed
+
+EVEN = torch.tensor([0, 1, 0, 1, 1, 0])
+MIXED = torch.tensor([0, 1, 1, 1, 0, 0])
+ONES, ZEROS = torch.ones_like(EVEN), torch.zeros_like(EVEN)
+BINARY = {
+    "both": (MIXED, EVEN), "no positives": (MIXED, ZEROS), "no negatives": (MIXED, ONES),
+    "none predicted": (ZEROS, EVEN), "all predicted": (ONES, EVEN), "all right, negative": (ZEROS, ZEROS),
+    "all right, positive": (ONES, ONES), "all wrong": (ONES, ZEROS), "one sample": (ONES[:1], ONES[:1]),
+}  # fmt: skip
+MULTICLASS = {
+    "all": (torch.tensor([0, 1, 2, 2, 1, 0]), torch.tensor([0, 1, 2, 0, 1, 2])), "one right": (ONES, ONES),
+    "one, partly right": (torch.tensor([1, 1, 0, 1, 2, 1]), ONES), "one wrong": (ZEROS, ONES),
+    "two of three": (torch.tensor([0, 1, 1, 1, 2, 0]), EVEN), "one sample": (ONES[:1], ONES[:1]),
+    "a class never predicted": (MIXED, torch.tensor([0, 1, 2, 1, 2, 0])),
+}  # fmt: skip
+MULTILABEL = {
+    name: (torch.stack([MIXED, *preds], 1), torch.stack([EVEN, *truth], 1))
+    for name, preds, truth in (
+        ("all", (EVEN, MIXED), (MIXED, EVEN)), ("no positives", (EVEN, MIXED), (ZEROS, EVEN)),
+        ("no negatives", (EVEN, ZEROS), (ONES, EVEN)), ("never", (ZEROS, ONES), (ZEROS, ONES)),
+    )
+}  # fmt: skip
+CASES = {"Binary": BINARY, "Multiclass": MULTICLASS, "Multilabel": MULTILABEL}
+RATES = {
+    "Precision": lambda tp, fp, tn, fn: (tp, tp + fp),
+    "Recall": lambda tp, fp, tn, fn: (tp, tp + fn),
+    "Specificity": lambda tp, fp, tn, fn: (tn, tn + fp),
+    "NegativePredictiveValue": lambda tp, fp, tn, fn: (tn, tn + fn),
+    "F1Score": lambda tp, fp, tn, fn: (2 * tp, 2 * tp + fp + fn),
+    "FBetaScore": lambda tp, fp, tn, fn: (5 * tp, 5 * tp + fp + 4 * fn),
+    "JaccardIndex": lambda tp, fp, tn, fn: (tp, tp + fp + fn),
+    "Accuracy": lambda tp, fp, tn, fn: (tp + tn, tp + fp + tn + fn),
+    "HammingDistance": lambda tp, fp, tn, fn: (fp + fn, tp + fp + tn + fn),
+}
+OF_RECALL = {"Accuracy": RATES["Recall"], "HammingDistance": lambda tp, fp, tn, fn: (fn, tp + fn)}
+SCIKIT = {
+    "Precision": sk.precision_score, "Recall": sk.recall_score, "F1Score": sk.f1_score,
+    "FBetaScore": lambda y, p, **options: sk.fbeta_score(y, p, beta=2, **options),
+}  # fmt: skip
+"""Those that know ``zero_division=nan``."""
+CURVES = {
+    "AveragePrecision": sk.average_precision_score, "AUROC": sk.roc_auc_score,
+    "PrecisionAtFixedRecall": None, "RecallAtFixedPrecision": None, "SensitivityAtSpecificity": None,
+    "SpecificityAtSensitivity": None, "EER": None, "LogAUC": None, "ROC": None, "PrecisionRecallCurve": None,
+}  # fmt: skip
+"""``None``: only which of them are undefined is known."""
+OF_POSITIVES = ("AveragePrecision", "PrecisionAtFixedRecall", "RecallAtFixedPrecision", "PrecisionRecallCurve")
+WITHOUT = {
+    "CalibrationError", "HingeLoss", "ExactMatch", "RankingAveragePrecision", "RankingLoss", "CoverageError",
+    "StatScores", "ConfusionMatrix", "GroupStatRates", "Fairness", "CohenKappa",
+}  # fmt: skip
+"""Their values are theirs: numbers of conventions, several ones, or NaN already."""
+OPTIONS = {
+    "FBetaScore": {"beta": 2.0}, "PrecisionAtFixedRecall": {"min_recall": 0.5},
+    "RecallAtFixedPrecision": {"min_precision": 0.5}, "SensitivityAtSpecificity": {"min_specificity": 0.5},
+    "SpecificityAtSensitivity": {"min_sensitivity": 0.5},
+}  # fmt: skip
+KINDS = sorted(name for name in classification.__all__ if name.startswith(tuple(CASES)))
+
+
+def split(name):
+    task = next(task for task in CASES if name.startswith(task))
+    return task, name.removeprefix(task)
+
+
+def made(name, **options):
+    task, kind = split(name)
+    size = {"Binary": {}, "Multiclass": {"num_classes": 3}, "Multilabel": {"num_labels": 3}}[task]
+    return getattr(classification, name)(**size, **OPTIONS.get(kind, {}), **options)
+
+
+def averages(name):
+    _, kind = split(name)
+    if name.startswith("Binary") or "average" not in inspect.signature(getattr(classification, name)).parameters:
+        return ["only"]
+    return ["macro", None, *(["micro", "weighted"] if kind in RATES else ["weighted"] if CURVES[kind] else [])]
+
+
+def judged(metric, *given, **options):
+    noticed = Noticed()
+    with noticed.installed():
+        metric.update(*given, **options)
+        return noticed.computed(metric)
+
+
+def ratio(pair):
+    above, below = pair
+    return above / below if below else math.nan
+
+
+def mean_of(values, weights):
+    """scikit-learn's, of values some of which are NaN."""
+    known = ~np.isnan(values)
+    if not known.any():
+        return math.nan
+    return np.average(values[known], weights=weights[known] if weights[known].any() else None)
+
+
+def by_definition(kind, task, average, preds, truth):
+    classes = range(3) if task == "Multiclass" else [1]
+    columns = [(preds, truth)] if preds.ndim == 1 else list(zip(preds.T, truth.T, strict=True))
+    pairs = [(p == c, y == c) for p, y in columns for c in classes]
+    counts = np.array([[(p & y).sum(), (p & ~y).sum(), (~p & ~y).sum(), (~p & y).sum()] for p, y in pairs])
+    rate = OF_RECALL.get(kind, RATES[kind]) if task == "Multiclass" else RATES[kind]
+    if average in ("only", "micro"):
+        return ratio(rate(*counts.sum(0)))
+    values = np.array([ratio(rate(*each)) for each in counts])
+    if average is None:
+        return values
+    if task == "Multiclass":  # torchmetrics takes classes that are in neither for no classes
+        values[counts[:, [0, 1, 3]].sum(1) == 0] = math.nan
+    return mean_of(values, counts[:, 0] + counts[:, 3] if average == "weighted" else np.ones(len(values)))
+
+
+def by_scikit(kind, task, average, preds, truth):
+    options = {"zero_division": np.nan, "average": {"only": "binary"}.get(average, average)}
+    if task == "Multiclass":
+        options["labels"] = range(3)
+    return SCIKIT[kind](truth, preds, **options)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name in KINDS if split(name)[1] in RATES])
+def test_rates_are_those_of_scikit_learn(name):
+    task, kind = split(name)
+    undefined = 0
+    for average in averages(name):
+        for case, (preds, truth) in CASES[task].items():
+            value, reason = judged(made(name, **({} if average == "only" else {"average": average})), preds, truth)
+            expected = by_definition(kind, task, average, preds.numpy(), truth.numpy())
+            assert value.numpy() == pytest.approx(expected, nan_ok=True, abs=1e-6), (average, case)
+            if kind in SCIKIT:
+                theirs = by_scikit(kind, task, average, preds.numpy(), truth.numpy())
+                assert theirs == pytest.approx(expected, nan_ok=True), (average, case)
+            assert (reason is not None) == bool(value.isnan().any())
+            undefined += int(value.isnan().any())
+    assert undefined or (kind in OF_RECALL and task != "Multiclass")
+
+
+def curve(kind, positive, scores):
+    if not positive.any() or (positive.all() and kind not in OF_POSITIVES):
+        return math.nan
+    return CURVES[kind](positive, scores) if CURVES[kind] else 0.0
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("thresholds", [None, 101])
+@pytest.mark.parametrize("name", [name for name in KINDS if split(name)[1] in CURVES])
+def test_curves_need_every_class(name, thresholds):
+    """As in scikit-learn, an average over classes of which one has no value has none."""
+    task, kind = split(name)
+    for average, (case, (_, truth)) in itertools.product(averages(name), CASES[task].items()):
+        scores = torch.arange(1, 1 + len(truth)) / 10 + 0.003
+        if task != "Binary":
+            scores = torch.stack([scores, 0.9 - scores, torch.full_like(scores, 0.1)], 1)
+        options = {} if average == "only" else {"average": average}
+        value, reason = judged(made(name, thresholds=thresholds, **options), scores, truth)
+        labels = [truth == c for c in range(3)] if task == "Multiclass" else truth.reshape(len(truth), -1).T == 1
+        pairs = zip(labels, scores.reshape(len(truth), -1).T, strict=True)
+        each = np.array([curve(kind, label.numpy(), score.numpy()) for label, score in pairs])
+        assert (reason is not None) == bool(np.isnan(each).any()), (average, case, reason)
+        if CURVES[kind]:
+            weights = [int(label.sum()) for label in labels] if average == "weighted" else None
+            expected = each if average is None else np.average(each, weights=weights)
+            assert value.numpy() == pytest.approx(expected, nan_ok=True, abs=1e-6), (average, case)
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if split(name)[1] == "MatthewsCorrCoef"])
+def test_matthews_correlation_needs_two_classes_on_both_sides(name):
+    for case, pair in CASES[split(name)[0]].items():
+        value, reason = judged(made(name), *pair)
+        flat = [some.flatten().numpy() for some in pair]
+        varies = all(len(set(some.tolist())) > 1 for some in flat)
+        expected = sk.matthews_corrcoef(*flat) if varies else math.nan
+        assert float(value) == pytest.approx(expected, nan_ok=True, abs=1e-6), case
+        assert (reason is None) == varies
+
+
+def test_every_classification_metric_is_looked_at():
+    assert {split(name)[1] for name in KINDS} <= {*RATES, *CURVES, *WITHOUT, "MatthewsCorrCoef"}
+
+
+def spread(values):
+    return ((values - values.mean()) ** 2).mean()
+
+
+def together(p, y):
+    return ((p - p.mean()) * (y - y.mean())).mean()
+
+
+def ranks(values):
+    return (values[:, None] > values).sum(1) + (values[:, None] == values).sum(1) / 2
+
+
+REGRESSION = {
+    "PearsonCorrCoef": lambda p, y: ratio((together(p, y), math.sqrt(spread(p) * spread(y)))),
+    "SpearmanCorrCoef": lambda p, y: REGRESSION["PearsonCorrCoef"](ranks(p), ranks(y)),
+    "ConcordanceCorrCoef": lambda p, y: ratio(
+        (2 * together(p, y), spread(p) + spread(y) + (p.mean() - y.mean()) ** 2 * (1 - 1 / len(p)))
+    ),
+    "R2Score": lambda p, y: 1 - ratio((((p - y) ** 2).mean(), spread(y))),
+    "ExplainedVariance": lambda p, y: 1 - ratio((spread(p - y), spread(y))),
+    "RelativeSquaredError": lambda p, y: ratio((((p - y) ** 2).mean(), spread(y))),
+    "WeightedMeanAbsolutePercentageError": lambda p, y: ratio((abs(p - y).sum(), abs(y).sum())),
+    "NormalizedRootMeanSquaredError": lambda p, y: ratio((math.sqrt(((p - y) ** 2).mean()), y.max() - y.min())),
+    "CriticalSuccessIndex": lambda p, y: ratio((((p >= 0.5) & (y >= 0.5)).sum(), ((p >= 0.5) | (y >= 0.5)).sum())),
+}
+REGRESSION_OPTIONS = {
+    "NormalizedRootMeanSquaredError": {"normalization": "range"}, "CriticalSuccessIndex": {"threshold": 0.5},
+}  # fmt: skip
+UP, DOWN, SAME = torch.tensor([0.1, 0.3, 0.2, 0.9]), torch.tensor([0.8, 0.3, 0.4, 0.1]), torch.full((4,), 0.3)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name in REGRESSION if hasattr(regression, name)])
+def test_regression_where_nothing_varies(name):
+    for preds, truth in [(UP, DOWN), (UP, SAME), (SAME, UP), (SAME, SAME), (UP, SAME * 0), (UP * 1e-3, DOWN * 0.1)]:
+        if name == "ConcordanceCorrCoef" and not preds.equal(truth) and 0 in (spread(preds), spread(truth)):
+            continue  # 0, for which torchmetrics gives NaN
+        value, reason = judged(getattr(regression, name)(**REGRESSION_OPTIONS.get(name, {})), preds, truth)
+        expected = REGRESSION[name](preds.double().numpy(), truth.double().numpy())
+        assert float(value) == pytest.approx(expected, nan_ok=True, rel=1e-3, abs=1e-5), (preds, truth)
+        assert (reason is not None) == math.isnan(expected)
+
+
+@pytest.mark.parametrize("name", [name for name in retrieval.__all__ if name.startswith("Retrieval")])
+def test_retrieval_where_no_query_has_what_it_looks_for(name):
+    queries = torch.tensor([0, 0, 0, 1, 1, 1])
+    is_defined = {"none": name in ("RetrievalPrecision", "RetrievalHitRate", "RetrievalFallOut"), "some": True,
+        "all": name not in ("RetrievalFallOut", "RetrievalAUROC")}  # fmt: skip
+    for case, truth in {"none": ZEROS, "some": torch.tensor([0, 1, 0, 0, 0, 0]), "all": ONES}.items():
+        value, reason = judged(getattr(retrieval, name)(), torch.linspace(0.1, 0.9, 6), truth, indexes=queries)
+        assert (reason is None) == is_defined[case], case
+        first = value[0] if isinstance(value, tuple) else value
+        assert bool(first.isnan().all()) != is_defined[case]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_inside_wrappers():
+    recall = classification.BinaryRecall
+    for wrapper in (
+        BootStrapper(recall()),
+        MinMaxMetric(recall()),
+        1 - recall(),
+        recall() + classification.BinaryPrecision(),
+    ):
+        value, _ = judged(wrapper, MIXED, ZEROS)
+        assert (
+            all(v.isnan() for k, v in value.items() if k in ("mean", "raw"))
+            if isinstance(value, dict)
+            else value.isnan()
+        )
+    value, _ = judged(ClasswiseWrapper(classification.MulticlassRecall(3, average=None), prefix=""), MIXED, EVEN)
+    assert [float(v) for v in value.values()] == pytest.approx([2 / 3, 2 / 3, math.nan], nan_ok=True)
+    groups = torch.tensor([1, 0, 2, 0, 1, 2])  # the last one has no positive sample
+    assert judged(fl.metrics.ByGroup(recall(), 3), ONES, EVEN, groups=groups) == (0, None)
+    value, reason = judged(
+        fl.metrics.ByGroup(recall(), 2), ONES[groups != 0], EVEN[groups != 0], groups=groups[groups != 0] - 1
+    )
+    assert value.isnan()
+    assert reason == "No positive samples in targets"
