@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.core.layout import LayerSpec, ParamLayout
 from fl_lightning.core.modules import still_parameters
-from fl_lightning.core.tensors import aligned, not_finite
+from fl_lightning.core.tensors import aligned, memory_of, not_finite, span_of
+from fl_lightning.lightning.module.object_state import ObjectState
 from fl_lightning.lightning.optimizers import trained_names
 from fl_lightning.ops.dtypes import accumulation_device
 
@@ -30,6 +31,7 @@ class BoundParameters:
         self.module = module
         self.layout = ParamLayout.from_module(module, layers, trained)
         self.parameters = self.layout.parameters(module)
+        self._check_memory()
         kinds: dict[str, list[str]] = {}
         for name, p in zip(self.layout.names, self.parameters, strict=True):
             kinds.setdefault(f"{p.dtype} on {p.device}", []).append(name)
@@ -47,6 +49,24 @@ class BoundParameters:
         self._idle = self._not_trained()
         self._at_global = False
         self.bind_global()
+
+    def _check_memory(self) -> None:
+        """Refuses what lies in the memory of a trained parameter, which is about to be bound to other memory."""
+        trained = dict(zip(self.layout.names, self.parameters, strict=True))
+        beside = [*self.module.named_parameters(), *self.module.named_buffers(), *ObjectState(self.module).tensors]
+        before: dict[int | None, list[tuple[str, int, int]]] = {None: []}
+        for name, tensor in (*trained.items(), *((n, t) for n, t in beside if trained.get(n) is not t)):
+            memory = memory_of(tensor)
+            start, end = (0, 0) if memory is None else span_of(tensor)
+            for other, first, last in before.get(memory, ()):
+                if start < last and first < end and other != f"{name}_orig" and not name.startswith("_hparams"):
+                    raise ValueError(
+                        f"nothing may lie in the memory of the trained parameter {other!r}, which a fit binds to other "
+                        f"memory, found {name!r}: tie parameters as one object (b.weight = a.weight), make views in "
+                        "forward, and copies with .detach().clone()"
+                    )
+            if trained.get(name) is tensor and memory is not None:
+                before.setdefault(memory, []).append((name, start, end))
 
     def renewed(self, layers: LayerSpec, optimizers: Sequence[Optimizer]) -> BoundParameters:
         """This binding, or another one if parameters were frozen, thawed or added since, as in ``on_fit_start``."""

@@ -19,6 +19,7 @@ from torchmetrics import Metric
 
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.core.processes import pack, unpack
+from fl_lightning.core.tensors import memory_of
 from fl_lightning.lightning.metric_state import MetricShare, MetricState, held_in, joins_clients
 from fl_lightning.lightning.module.contents import PLAIN
 from fl_lightning.lightning.module.kept_objects import Added, Items, Kept, Names, Numbers, kinds_of
@@ -178,7 +179,7 @@ class _Settled:
         self._known = set(map(id, state.known))
         tensors = [v for v in state.own if isinstance(v, Tensor)]
         tensors += [kept.value for kept in state.kept if isinstance(kept, Numbers)]
-        self._memories = {memory for memory in map(_memory, tensors) if memory is not None}
+        self._memories = {memory for memory in map(memory_of, tensors) if memory is not None}
         self._done: dict[int, tuple[Any, Any]] = {}
 
     def of(self, value: Any) -> Any:
@@ -211,15 +212,7 @@ class _Settled:
 
     def _tensor(self, value: Tensor) -> Tensor:
         plain = value.detach() if value.grad_fn is not None else value
-        memory = _memory(value)
+        memory = memory_of(value)
         if memory is not None and (memory in self._memories or value.untyped_storage().nbytes() != value.nbytes):
             return plain.detach().clone()
         return plain
-
-
-def _memory(value: Tensor) -> int | None:
-    """Where its numbers lie; ``None`` if it has none, or torch does not say."""
-    try:
-        return value.untyped_storage().data_ptr() or None
-    except RuntimeError:
-        return None

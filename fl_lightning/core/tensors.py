@@ -60,6 +60,20 @@ def aligned(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
+def memory_of(value: Tensor) -> int | None:
+    """Where the storage of a tensor lies; ``None`` if it has none, or torch does not say."""
+    try:
+        return value.untyped_storage().data_ptr() or None
+    except (RuntimeError, ValueError):  # sparse, or a lazy parameter
+        return None
+
+
+def span_of(value: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor that has a storage, and the one behind its last."""
+    reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return value.data_ptr(), value.data_ptr() + (reach + 1) * value.element_size() * bool(value.numel())
+
+
 # ---- NaN and infinity, in one pass and without a mask of the tensors' size
 
 

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import re
+
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -208,6 +210,61 @@ def test_parameters_that_change_in_mid_fit_give_a_clear_error(meddle, words):
     with pytest.raises(ValueError, match=words):
         quiet_trainer(strategy, 4).fit(module, federated_blobs())
     assert strategy.last_round.round == 1
+
+
+def ties(module):
+    module.other = nn.Linear(FEATURES, 8)
+    module.other.weight.data = module.net[0].weight.data
+
+
+def flattens(module):
+    module.flat = nn.Parameter(torch.zeros(200))
+    module.net[0].weight.data = module.flat.data[:96].view(8, FEATURES)
+
+
+def holds(module):
+    module.held = {"rows": [module.net[0].weight.data[1]]}
+
+
+def watches(module):
+    module.weights = [p.detach() for p in module.net[0].parameters()]
+
+
+def views(module):
+    module.half = module.net[0].weight[:4]
+
+
+def registers(module):
+    module.register_buffer("start", module.net[0].weight.data)
+
+
+def follows(module):
+    module.teacher = nn.Linear(FEATURES, 8).requires_grad_(False)
+    module.teacher.weight.data = module.net[0].weight.data
+
+
+@pytest.mark.parametrize(
+    ("meddle", "name"),
+    [
+        (ties, "other.weight"), (flattens, "flat"), (holds, "held"), (watches, "weights"), (views, "half"),
+        (registers, "start"), (follows, "teacher.weight"),
+    ],
+)  # fmt: skip
+def test_what_lies_in_the_memory_of_a_parameter_is_refused_by_name(meddle, name):
+    module = fresh(Classifier)
+    meddle(module)
+    with pytest.raises(ValueError, match="nothing may lie in the memory of the trained parameter") as refusal:
+        BoundParameters(module, "module")
+    assert {f"'{name}'", "'net.0.weight'"} <= set(re.findall(r"'\S+'", str(refusal.value)))
+
+
+def test_parts_of_one_memory_that_do_not_overlap_are_as_good_as_others():
+    module, memory = fresh(Classifier), torch.zeros(200)
+    module.tied = module.net[0]
+    module.net[0].weight.data, module.net[0].bias.data = memory[:96].view(8, FEATURES), memory[96:104]
+    module.rest = memory[104:]
+    module.normed = nn.utils.spectral_norm(nn.Linear(3, 3))  # keeps its weight beside weight_orig, until forward
+    assert len(BoundParameters(module, "module").parameters) == 6
 
 
 class Clipped(Classifier):

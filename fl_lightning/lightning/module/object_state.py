@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from operator import is_
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.modules import all_buffers_of, modes_kept, named_metrics, outside_metrics, submodules
@@ -64,6 +64,7 @@ class ObjectState:
         self.kept: list[Kept] = []  # all that may change, in an order that is the same in copies of the module
         self.metrics: dict[str, Metric] = dict(named_metrics(module))  # those outside its submodules included
         self.alone: dict[str, str] = {}  # kinds of attributes that cannot be put back, iterators and open files
+        self.tensors: list[tuple[str, Tensor]] = []  # in attributes
         parts = submodules(module)
         self._structure = [(part, list(part._modules.values())) for _, part in parts]
         self.own: list[Any] = []
@@ -101,6 +102,8 @@ class ObjectState:
         if inside is not None:
             waiting.extend((part, name) for part in inside if not isinstance(part, PLAIN))
             return
+        if isinstance(value, Tensor):
+            self.tensors.append((name, value))
         if isinstance(value, Metric):
             self.metrics[f"{len(self.metrics)} in {name}"] = value
             self._keep_beside(value, name, waiting)
