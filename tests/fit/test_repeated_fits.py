@@ -51,8 +51,9 @@ def test_a_second_trainer_starts_afresh(algorithm):
     "algorithm", [fl.algorithms.FedAvg, fl.algorithms.SCAFFOLD, fl.algorithms.FedLF, fl.algorithms.AFL]
 )
 def test_the_same_trainer_goes_on_with_more_rounds(algorithm):
-    federated = strategy(algorithm=algorithm(), server_optimizer=lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.5))
-    module = fresh(lr=0.05)
+    options = {"server_optimizer": lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.5), "client_optimizer_state": "keep"}
+    federated = strategy(algorithm=algorithm(), **options)
+    module = fresh(lr=0.05, momentum=0.5)
     trainer = quiet_trainer(federated, 2, limit_train_batches=4)
     trainer.fit(module, federated_blobs())
     trainer.validate(module, federated_blobs(), verbose=False)
@@ -64,8 +65,7 @@ def test_the_same_trainer_goes_on_with_more_rounds(algorithm):
     assert type(trainer.fit_loop.epoch_loop) is FederatedEpochLoop
     assert trainer.limit_train_batches == 4
 
-    whole = fresh(lr=0.05)
-    options = {"server_optimizer": lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.5)}
+    whole = fresh(lr=0.05, momentum=0.5)
     uninterrupted = quiet_trainer(strategy(algorithm=algorithm(), **options), 3, limit_train_batches=4)
     uninterrupted.fit(whole, federated_blobs())
     assert torch.equal(weights(module), weights(whole))
