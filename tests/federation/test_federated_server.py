@@ -2,6 +2,7 @@
 """A server without a transport, and clients that it only knows by their messages, give the bits of ``trainer.fit``."""
 
 import re
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -37,8 +38,6 @@ def one_round(server, clients, lost=()):
         answers[client] = wired(clients[client].train(wired(server.message(client))))
 
     def losses_at(params, ids):
-        from dataclasses import replace
-
         return {k: clients[k].loss(replace(server.message(k), params=params)) for k in ids}
 
     kept = {client: answer for client, answer in answers.items() if client not in lost}
@@ -158,6 +157,23 @@ def test_a_federation_goes_on_with_other_clients_as_a_fit_does(tmp_path, others)
     fit_on_path = tmp_path / "four.ckpt"
     trainer.save_checkpoint(fit_on_path)
     assert torch.equal(weights(back.module), weights(fit_on("abcd", 6, fit_on_path).lightning_module))
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_name_counts_once_and_only_where_it_says_who_a_client_is(by_name):
+    made = [fl.FederatedClient(fresh(), of("abc"), k, algorithm=SCAFFOLD(), seed=5) for k in range(3)]
+    server, (a, b, c) = fl.FederatedServer(fresh(), 3, SCAFFOLD(), seed=5), [each.introduction() for each in made]
+    for introduction in (a, b, c):
+        server.register(introduction)
+    one_round(server, made)
+    held = server.client_rule.c_i
+    other = fl.FederatedServer(fresh(), 3, SCAFFOLD(), seed=5)
+    other.load_state_dict(reload(server.state_dict()))
+    other.register(replace(c, client_id=0), by_name)
+    assert torch.equal(other.client_rule.c_i[0], held[2 if by_name else 0])
+    other.register(replace(b, name="c"), by_name)  # another one is called so already
+    assert torch.equal(other.client_rule.c_i[0], held[2 if by_name else 0])
+    assert (1 in other.client_rule.c_i) is not by_name
 
 
 def test_what_clients_keep_stays_under_their_ids(tmp_path):

@@ -7,7 +7,7 @@ from functools import partial
 import lightning as L
 import pytest
 import torch
-from resuming import ALGORITHMS, differences
+from resuming import ALGORITHMS, Rows, SaveAt, differences
 from sites import Sites, of
 from support import Classifier, fresh, training_only, weights
 
@@ -224,3 +224,29 @@ def test_records_tell_clients_by_their_names(tmp_path):
     assert {name: sizes[name] for name in "abc"} == before[2]
     assert record.weights.totals[3][2] == 0
     assert record.evaluations[-1].client_ids == (0, 1, 2)
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_validation_end", "on_train_epoch_end"])
+def test_checkpoints_of_any_moment_go_on(tmp_path, hook):
+    save = SaveAt(tmp_path, 1, (hook,))
+    trainer = training_only(
+        fl.FederatedStrategy(fl.algorithms.FedLF(), seed=5), 2, limit_val_batches=1.0, callbacks=[save], logger=Rows()
+    )
+    trainer.fit(fresh(), evaluated("abc"))
+    (path,) = tmp_path.glob(f"{hook}*1.ckpt") if "batch" in hook else tmp_path.glob("*.ckpt")
+    for names in ("acde", "a"):
+        strategy = fl.FederatedStrategy(fl.algorithms.FedLF(), seed=5)
+        with pytest.warns(UserWarning, match="'b'.* left"):
+            training_only(strategy, 3, limit_val_batches=1.0).fit(fresh(), evaluated(names), ckpt_path=path)
+        assert len(strategy.last_round.client_ids) == len(strategy.last_evaluation.client_ids) == len(names)
+
+
+def test_another_fit_of_one_strategy_goes_on_with_other_clients():
+    strategy = fl.FederatedStrategy(fl.algorithms.FedHEAL(), seed=5)
+    trainer, module = training_only(strategy, 2), fresh()
+    trainer.fit(module, of("abc"))
+    before = dict(strategy.algorithm.rounds)
+    trainer.fit_loop.max_epochs = 3
+    with pytest.warns(UserWarning, match="than the last fit's state .*'d' joined, 'b' left"):
+        trainer.fit(module, of("acd"))
+    assert strategy.algorithm.rounds == {0: before[0] + 1, 1: before[2] + 1, 2: 1}

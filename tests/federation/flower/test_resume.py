@@ -60,6 +60,18 @@ def test_a_run_that_goes_on_gives_the_bits_of_one_that_was_not_interrupted(tmp_p
     assert not differences(dict(resumed.last_evaluation.values), dict(whole.last_evaluation.values))
 
 
+def test_clients_join_and_leave_between_runs(tmp_path):
+    run = partial(federation, tmp_path, SCAFFOLD, server={"clients_per_round": 1.0})
+    before = dict(run(2, clients=3)[0].server.client_rule.c_i)
+    joined = run(3, clients=4)[0].server
+    assert joined.last_round.client_ids == (0, 1, 2, 3)
+    assert joined.client_rule.c_i.keys() == {0, 1, 2, 3}
+    left = run(4, clients=2)[0].server
+    assert left.last_round.client_ids == (0, 1)
+    assert torch.equal(left.state_dict()["client_rule"]["c_i"][3], joined.client_rule.c_i[3])
+    assert not torch.equal(joined.client_rule.c_i[0], before[0])
+
+
 class Killed(BaseException):
     pass
 
