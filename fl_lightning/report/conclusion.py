@@ -161,7 +161,8 @@ def _helps(worst: _Contrast, mean: _Contrast, reference: str, methods: int, call
         "open": f"{of}{name} comes out best, which may be chance" if of else f"{name} may help or not",
     }[worst.verdict]
     if (worst.verdict, mean.verdict) == ("open", "better"):
-        head = f"{of}{name} helps on average, and may help whoever is worst"
+        helps = f"does best of {others}. It helps" if of else "helps"
+        head = f"{name} {helps} on average; for whoever is worst, that may be chance"
     low, with_low, middle, with_middle = _written(worst, mean)
     return lambda metric: (
         f"{head}: whoever is worst goes from {metric}{low} with {called(reference)} to {with_low}, and the mean from "

@@ -168,6 +168,9 @@ def comparison(methods: Sequence[Method], stage: Stage) -> Summary | None:
     caption = sentences(
         f"{metric} in the {STAGES[stage]}. Worst client: whose value is worst. Conflicts: share of a round's clients "
         "whose update the step went against. Time: training, server and evaluation of all rounds.",
+        "The worst client is one over all seeds. The worst 10 % are those of each seed, and can lie below."
+        if max(row.repetitions for row in rows) > 1
+        else "",
         own_words(methods, stage),
         f"▲ and ▼: better and worse than {rows[0].method}: the 95 % interval of the differences, seed by seed, leaves "
         "out zero."

@@ -34,7 +34,7 @@ def test_an_existing_project_changes_three_lines():
 def test_plain_module(example, capsys):
     record = example("plain_module").main(rounds=11)
     assert record.values["val_acc"].mean() > 0.7
-    assert "worst 5 %" in capsys.readouterr().out
+    assert "worst client" in capsys.readouterr().out
 
 
 def test_aggregate_only(example):

@@ -67,7 +67,10 @@ LOSS = ((2.0, 2.1), (1.0, 1.01))
         ({"A": WEAK, "B": GOOD}, "max", ["B helps: "]),
         ({"A": GOOD, "B": WEAK}, "max", ["B does not help: "]),
         ({"A": WEAK, "B": NOISY}, "max", [OPEN + "B may help or not: "]),
-        ({"A": WEAK, "B": (NOISY[0], GOOD[1])}, "max", ["B helps on average, and may help whoever is worst: "]),
+        ({"A": WEAK, "B": (NOISY[0], GOOD[1])}, "max", ["B helps on average; for whoever is worst, that may be cha"]),
+        ({"A": WEAK, "B": (NOISY[0], GOOD[1]), "C": WEAK}, "max", [
+            "B does best of 2 other methods. It helps on average; for whoever is worst, that may be chance: "
+        ]),
         ({"A": WEAK, "B": GOOD, "C": NOISY}, "max", ["Of 2 other methods, B helps most: "]),
         ({"A": GOOD, "B": WEAK, "C": WEAK}, "max", ["None of 2 other methods helps, and B comes closest: "]),
         ({"A": NOISY, "B": WEAK, "C": GOOD}, "max", [OPEN + "Of 2 other methods, C comes out best"]),

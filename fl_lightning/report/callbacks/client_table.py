@@ -116,7 +116,8 @@ def format_client_table(record: EvaluationRecord, max_clients: int = 40) -> str:
     """Lays out the clients' values and their summary as aligned plain text.
 
     Numbers that rest on some of the clients, such as the mean over the best 5 %, have the samples of these clients in
-    brackets behind them. Clients with fewer than 10 samples are noted below.
+    brackets behind them. Where 5 % of the clients are one, that is the worst or best client, who has the least and the
+    largest value. Clients with fewer than 10 samples are noted below.
 
     Args:
         record: an evaluation.
@@ -149,7 +150,7 @@ def format_client_table(record: EvaluationRecord, max_clients: int = 40) -> str:
         values = [number + " " * w for number, w in zip(numbers, widths, strict=True)]
         rows.append([record.client_names[index], str(int(record.sizes[index])), *values])
     summaries = [record.summary(name) for name in names]
-    for key, label in _SUMMARY.items():
+    for key, label in _labels(max(int(s["clients"]) for s in summaries)).items():
         cells = [_number(float(s[key])) if key in s else "-" for s in summaries]
         marks = [behind[name].get(key, "").ljust(w) for name, w in zip(names, widths, strict=True)]
         rows.append([label, "", *map("".join, zip(cells, marks, strict=True))])
@@ -157,6 +158,18 @@ def format_client_table(record: EvaluationRecord, max_clients: int = 40) -> str:
         counts = [str(len(record.undefined.get(name, ()))) for name in names]
         rows.append(["undefined", "", *(count + " " * w for count, w in zip(counts, widths, strict=True))])
     return "\n".join(line.rstrip() for line in [title, *_aligned(rows, len(shown) + 1), *_notes(record)])
+
+
+def _labels(clients: int) -> dict[str, str]:
+    """The rows of the summary for so many clients, without those that repeat another one's numbers."""
+    five, ten = (max(1, round(percent / 100 * clients)) for percent in (5, 10))
+    rows = dict(_SUMMARY)
+    if five == 1:
+        rows |= {"worst_5": "worst client", "best_5": "best client"}
+        del rows["min"], rows["max"]
+    if ten == five:
+        del rows["worst_10"], rows["best_10"]
+    return rows
 
 
 def _aligned(rows: Sequence[Sequence[str]], end: int) -> list[str]:
@@ -190,8 +203,8 @@ def _notes(record: EvaluationRecord) -> list[str]:
     sizes = list(zip(record.client_names, record.sizes.tolist(), strict=True))
     few, none = ([f"{name} ({n})" for name, n in sizes if 0 < n < _FEW], [name for name, n in sizes if n == 0])
     notes = [
-        f"fewer than {_FEW} samples: {_some(few)}. The best, the worst, min and max may be theirs by chance: in "
-        "brackets are the samples behind a number"
+        f"fewer than {_FEW} samples: {_some(few)}. The best and the worst may be theirs by chance: in brackets "
+        "are the samples behind a number"
     ] * bool(few)
     return notes + [f"nothing to be evaluated on: {_some(none)}"] * bool(none)
 
