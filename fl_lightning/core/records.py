@@ -78,6 +78,8 @@ class EvaluationRecord:
         undefined: metric name to the clients for which it is undefined, and why.
         modes: metric name to which values are good: ``"max"``, ``"min"``, or ``"abs"`` for those near 0.
         client_names: what people call the clients of ``client_ids``.
+        one_class: metric name to the clients all of whose samples were given one class though they are of several. Only
+            metric objects that count by class tell.
     """
 
     round: int
@@ -88,6 +90,7 @@ class EvaluationRecord:
     undefined: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     modes: Mapping[str, Mode] = field(default_factory=dict)
     client_names: tuple[str, ...] = ()
+    one_class: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.client_names:

@@ -96,7 +96,7 @@ def evaluation(found: object, client_id: int, index: int, stage: str) -> Evaluat
         raise MisfitError(f"it has evaluated clients {said(record.client_ids)} after {plural(record.round, 'round')}")
     if len(record.values) > METRICS:
         raise MisfitError(f"it must send at most {METRICS} metrics, found {len(record.values)}")
-    for name in (*record.values, *record.undefined, *record.modes):
+    for name in (*record.values, *record.undefined, *record.modes, *record.one_class):
         if not NAME.admits(name):
             raise MisfitError(f"names of metrics must have {NAME.wanted}, found {said(name)}")
     numbers = {"sizes": record.sizes, **record.values}
@@ -109,8 +109,9 @@ def evaluation(found: object, client_id: int, index: int, stage: str) -> Evaluat
     told = {name: by[client_id] for name, by in record.undefined.items() if client_id in by}
     reasons = {name: {client_id: said(words)} for name, words in told.items()}
     values = {name: value.double() for name, value in record.values.items()}
+    one_class = {name: (client_id,) for name, some in record.one_class.items() if client_id in some}
     return trusted(EvaluationRecord)(
-        index, stage, (client_id,), record.sizes.to(torch.int64), values, reasons, record.modes
+        index, stage, (client_id,), record.sizes.to(torch.int64), values, reasons, record.modes, one_class=one_class
     )
 
 

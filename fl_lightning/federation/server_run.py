@@ -176,7 +176,8 @@ def joined(
     sizes = torch.cat([rows[client].sizes for client in clients])
     undefined = {name: reasons for name, reasons in undefined.items() if reasons}
     called = tuple(names[client] for client in clients)
-    return trusted(EvaluationRecord)(round, stage, tuple(clients), sizes, values, undefined, modes, called)
+    one_class = {n: some for n in found if (some := tuple(c for c in clients if n in rows[c].one_class))}
+    return trusted(EvaluationRecord)(round, stage, tuple(clients), sizes, values, undefined, modes, called, one_class)
 
 
 KNOWN = (ClientTable, FitRecorder)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.lightning.metric_state import is_mergeable, updates_of
+from fl_lightning.lightning.metric_state import gives_one_class, is_mergeable, updates_of
 from fl_lightning.lightning.module.undefined_metrics import Noticed
 from fl_lightning.lightning.names import ResultCollection, ResultMetric, Trainer, lightning_module
 
@@ -34,6 +34,7 @@ class LoggedRow:
     values: dict[str, float] = field(default_factory=dict)  # NaN where a metric is undefined for this client
     undefined: dict[str, str] = field(default_factory=dict)  # why, for each name whose value is NaN
     larger_is_better: dict[str, bool] = field(default_factory=dict)  # of the metrics that say so
+    one_class: set[str] = field(default_factory=set)  # metrics in which all samples got one class, wrongly
     error: Exception | None = None  # what the module raised, if it did not come to its end
 
     def add(self, name: str, value: float, reason: str | None = None) -> None:
@@ -43,16 +44,19 @@ class LoggedRow:
         if isnan(self.values[name]):
             self.undefined[name] = reason or "it is NaN"
 
-    def note_direction(self, name: str, metric: Any) -> None:
-        """Keeps which end of a metric is good, if its class says so."""
+    def note(self, name: str, metric: Any) -> None:
+        """Keeps which end of a metric is good, if its class says so, and whether all samples got one class."""
         better = getattr(metric, "higher_is_better", None)
         if isinstance(better, bool):
             self.larger_is_better[name] = better
+        if gives_one_class(metric):
+            self.one_class.add(name)
 
     def update(self, other: LoggedRow, prefix: str = "") -> None:
         """Takes over what another row holds, under longer names if asked for."""
         self.values.update({prefix + name: value for name, value in other.values.items()})
         self.undefined.update({prefix + name: reason for name, reason in other.undefined.items()})
+        self.one_class.update(prefix + name for name in other.one_class)
         self.larger_is_better.update({prefix + name: better for name, better in other.larger_is_better.items()})
 
 
@@ -81,7 +85,7 @@ class ClientValues:
             if value is not None and value.numel() == 1:
                 row.add(entry.meta.name, float(value), reason)
                 if not entry.is_tensor:
-                    row.note_direction(entry.meta.name, entry.value)
+                    row.note(entry.meta.name, entry.value)
         return row
 
     @property

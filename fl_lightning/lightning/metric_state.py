@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import Metric, classification
 from torchmetrics.utilities import dim_zero_cat, dim_zero_max, dim_zero_mean, dim_zero_min, dim_zero_sum, prints
 from torchmetrics.wrappers import ClasswiseWrapper, MultioutputWrapper, MultitaskWrapper
 
@@ -182,6 +182,23 @@ def joins_clients(metric: Metric) -> bool:
         if dim_zero_mean in reductions or (looks_back and not isinstance(part, _HOLDERS)):
             return False
     return is_mergeable(metric)
+
+
+_STAT_SCORES = (classification.BinaryStatScores, classification.MulticlassStatScores)
+
+
+def gives_one_class(metric: Any) -> bool:
+    """Whether all samples in a metric were given one class though they are of several, as far as its counts tell."""
+    if isinstance(metric, (classification.BinaryConfusionMatrix, classification.MulticlassConfusionMatrix)):
+        true, given = metric.confmat.sum(1), metric.confmat.sum(0)
+    elif isinstance(metric, _STAT_SCORES) and isinstance(metric.tp, Tensor):
+        tp, fp, tn, fn = (getattr(metric, name) for name in ("tp", "fp", "tn", "fn"))
+        true, given = tp + fn, tp + fp  # of each class, of the positive one, or of all in one number
+        if isinstance(metric, classification.BinaryStatScores):
+            true, given = torch.stack([true, tn + fp]), torch.stack([given, tn + fn])
+    else:
+        return False
+    return int(given.count_nonzero()) == 1 < int(true.count_nonzero())
 
 
 def updates_of(metric: Metric) -> int:

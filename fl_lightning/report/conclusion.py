@@ -14,7 +14,7 @@ from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.number_formats import STAGES, isolated, notation, number, plural, shortened, spread
 from fl_lightning.report.record import FitRecord
 from fl_lightning.report.repetitions import Repetition, Spread, mark
-from fl_lightning.report.runs_of_a_method import PERSONAL, Method, Stage, goodness, metrics_of
+from fl_lightning.report.runs_of_a_method import PERSONAL, Method, Stage, called, goodness, metrics_of
 from fl_lightning.report.tables import MethodSummary, Summary
 
 LOCAL, POOLED = "local only", "pooled"
@@ -191,13 +191,31 @@ def lede(methods: Sequence[Method], stage: Stage, table: Summary | None) -> list
         f"{after}, {_called(worst.label)} ({plural(worst.size, f'{STAGES[stage]} sample')}) is worst off: its {metric} "
         f"is {number(worst.value, form)}, and the mean of {plural(len(points), 'client')} is {number(mean, form)}."
     )
-    without = [_called(one.label) for one in first.clients(metric, stage) if isnan(one.value)]
-    if without:
-        more = [plural(len(without) - 4, "client")] if len(without) > 5 else without[4:]
-        found[-1] += f" There is no value for {listed([*without[:4], *more], 'and')}."
+    without = [one.label for one in first.clients(metric, stage) if isnan(one.value)]
+    found[-1] += f" There is no value for {_some(without)}." if without else ""
+    for method in methods:
+        found += _one_class(method, method.own(table.metric, stage), stage)
     if all(method.is_bound for method in methods[1:]):
         found.append(_since_the_beginning(first.first, metric, mode, stage))
     return found
+
+
+def _one_class(method: Method, metric: str, stage: Stage) -> list[str]:
+    """A sentence about clients all of whose samples get one class."""
+    own, clients = metric.startswith(PERSONAL), dict[str, None]()
+    for record in method.records:
+        values = record.last_values(stage)
+        for name, some in values.one_class.items() if values is not None else ():
+            clients |= {called(record, c): None for c in some if name.startswith(PERSONAL) == own}
+    if not clients:
+        return []
+    words = "get one class, though they are of several: its model is of no use there."
+    return [f"With {_called(method.label)}, all samples of {_some(list(clients))} {words}"]
+
+
+def _some(labels: list[str]) -> str:
+    more = [plural(len(labels) - 4, "client")] if len(labels) > 5 else list(map(_called, labels[4:]))
+    return listed([*map(_called, labels[:4]), *more], "and")
 
 
 def _called(label: str) -> str:

@@ -100,6 +100,7 @@ class ClientValues:
         sizes: their evaluation samples.
         values: metric name to one value per client; ``None`` where a client has none.
         modes: metric name to which values are good: ``"max"``, ``"min"``, or ``"abs"`` for those near 0.
+        one_class: metric name to clients all of whose samples got one class, as in :class:`EvaluationRecord`.
     """
 
     round: int
@@ -108,6 +109,7 @@ class ClientValues:
     sizes: tuple[int, ...]
     values: Mapping[str, tuple[float | None, ...]]
     modes: Mapping[str, Mode]
+    one_class: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         lengths = {name: len(values) for name, values in self.values.items()}
@@ -126,6 +128,7 @@ class ClientValues:
             sizes=tuple(record.sizes.tolist()),
             values={name: tuple(map(finite, values.double().tolist())) for name, values in record.values.items()},
             modes={name: record.mode(name) for name in record.values},
+            one_class=dict(record.one_class),
         )
 
 

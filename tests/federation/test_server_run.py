@@ -239,10 +239,18 @@ def test_a_test_is_told_in_a_line_and_a_table(tmp_path, caplog):
     assert said[-1] == "that was it"
 
 
-def found(client, round_index=1, sizes=5, modes=None, undefined=None, **values):
+def found(client, round_index=1, sizes=5, modes=None, undefined=None, one_class=None, **values):
     values = {name: torch.tensor([value], dtype=torch.float64) for name, value in values.items()}
     return EvaluationRecord(
-        round_index, "val", (client,), torch.tensor([sizes]), values, undefined or {}, modes or {}, ("x",)
+        round_index,
+        "val",
+        (client,),
+        torch.tensor([sizes]),
+        values,
+        undefined or {},
+        modes or {},
+        ("x",),
+        one_class or {},
     )
 
 
@@ -252,11 +260,12 @@ def test_records_of_clients_are_joined():
     record = joined(
         [
             found(3, sizes=7, acc=0.5, auc=0.25, modes={"acc": "min"}, undefined={"auc": {3: "one class"}}),
-            found(0, sizes=9, acc=0.75, modes={"acc": "max"}),
+            found(0, sizes=9, acc=0.75, modes={"acc": "max"}, one_class={"acc": (0,)}),
             found(2, sizes=4, acc=1.0, modes={"acc": "max"}),
         ],
         "test", 6, names,
     )  # fmt: skip
+    assert record.one_class == {"acc": (0,)}
     assert (record.round, record.stage, record.client_ids, record.client_names) == (
         6,
         "test",

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressB
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from plain_loop import evaluate
 from resuming import ALGORITHMS
-from support import Adapted, Classifier, federated_blobs, fit, fresh, quiet_trainer
+from support import Adapted, Classifier, federated_blobs, fit, fresh, quiet_trainer, train
 
 import fl_lightning as fl
 from fl_lightning import guards
@@ -254,6 +254,18 @@ def test_a_fit_prints_nothing_that_misleads(tmp_path, caplog, recwarn):
     # Lightning's own deprecations aside.
     messages = [str(w.message) for w in recwarn if not issubclass(w.category, (DeprecationWarning, FutureWarning))]
     assert [m for m in messages if "LeafSpec" not in m] == []
+
+
+@pytest.mark.parametrize(
+    ("norm", "options"),
+    [(True, {}), (False, {}), (True, {"algorithm": fl.algorithms.FedBN()}), (True, {"buffers": "global"})],
+)
+def test_a_fit_says_that_statistics_are_averaged(norm, options, caplog):
+    with caplog.at_level("INFO"):
+        train(fresh(norm=norm), 1, **options)
+    said = [m for m in caplog.messages if m.startswith("1 BatchNorm layer has the mean of the clients' statistics")]
+    assert len(said) == (norm and not options)
+    assert all(m.endswith("docs/methods/fedbn.md") for m in said)
 
 
 @pytest.mark.filterwarnings("ignore:log_every_n_steps=50 counts clients:UserWarning")

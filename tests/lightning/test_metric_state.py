@@ -5,14 +5,30 @@ import pytest
 import torch
 from support import fit
 from torchmetrics import MeanMetric, RunningMean
-from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, MulticlassRecall
+from torchmetrics.classification import (
+    BinaryAccuracy,
+    BinaryAUROC,
+    BinaryCohenKappa,
+    BinaryF1Score,
+    BinaryMatthewsCorrCoef,
+    MulticlassAccuracy,
+    MulticlassConfusionMatrix,
+    MulticlassRecall,
+)
 from torchmetrics.regression import MeanSquaredError
 from torchmetrics.wrappers import ClasswiseWrapper, MinMaxMetric, MultioutputWrapper, MultitaskWrapper
 
 import fl_lightning as fl
 from fl_lightning.clients.module_visits import ModuleVisits
 from fl_lightning.lightning import metric_state
-from fl_lightning.lightning.metric_state import MetricShare, MetricState, is_mergeable, joins_clients, updates_of
+from fl_lightning.lightning.metric_state import (
+    MetricShare,
+    MetricState,
+    gives_one_class,
+    is_mergeable,
+    joins_clients,
+    updates_of,
+)
 
 SCORES, TRUTH = torch.rand(12, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
 GROUPS = torch.arange(12) // 3 % 2
@@ -54,6 +70,21 @@ def test_what_clients_add_to_wrappers_without_states_is_joined(name):
         give(whole, at)
     assert updates_of(metric) == updates_of(whole) > 0
     torch.testing.assert_close(metric.compute(), whole.compute(), rtol=0, atol=0)
+
+
+COUNTS = (
+    BinaryAccuracy(), BinaryF1Score(), BinaryMatthewsCorrCoef(), BinaryCohenKappa(), MulticlassAccuracy(3),
+    MulticlassRecall(3, average=None), MulticlassConfusionMatrix(3),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("metric", [*COUNTS, BinaryAUROC(), MulticlassAccuracy(3, average="micro"), MeanMetric()])
+def test_one_class_for_all_samples_is_seen_in_counts(metric):
+    for predicted, true in ((TRUTH * 0, TRUTH), (TRUTH * 0 + 1, TRUTH), (TRUTH.flip(0), TRUTH), (TRUTH * 0, TRUTH * 0)):
+        metric.reset()
+        metric.update(predicted.float() if isinstance(metric, BinaryAUROC) else predicted, true)
+        one = len(set(predicted.tolist())) == 1 < len(set(true.tolist()))
+        assert gives_one_class(metric) == (one and any(metric is known for known in COUNTS))
 
 
 def test_wrappers_that_keep_more_or_hold_means_are_not_joined():

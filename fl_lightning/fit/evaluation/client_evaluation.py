@@ -150,6 +150,7 @@ class ClientEvaluation:
         names = list(dict.fromkeys(name for row in rows.values() for name in row.values))
         values = {n: torch.tensor([r.values.get(n, nan) for r in rows.values()], dtype=torch.float64) for n in names}
         undefined = {n: {c: r.undefined[n] for c, r in rows.items() if n in r.undefined} for n in names}
+        one_class = {n: some for n in names if (some := tuple(c for c, r in rows.items() if n in r.one_class))}
         modes: dict[str, Mode] = {
             name: "max" if better else "min" for row in rows.values() for name, better in row.larger_is_better.items()
         }
@@ -157,7 +158,7 @@ class ClientEvaluation:
             self._round, self._stage, tuple(rows),
             torch.tensor([part.size for part in self._clients.values()], dtype=torch.int64), values,
             undefined={name: found for name, found in undefined.items() if found}, modes=modes,
-            client_names=tuple(called[client] for client in rows),
+            client_names=tuple(called[c] for c in rows), one_class=one_class,
         )  # fmt: skip
 
     # ---- once all batches are over

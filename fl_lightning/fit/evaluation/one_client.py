@@ -198,13 +198,13 @@ class RecordedLogs:
             else:
                 continue
             row.add(name, float(number), self._undefined.get(name))
-            row.note_direction(name, self._sources.get(name))
+            row.note(name, self._sources.get(name))
         for name, metric in self._metrics.items():
             computed, reason = self._noticed.computed(metric)
             reason = reason or self._computed.get(id(computed), (None, None, None))[2]
             if isinstance(computed, Tensor) and computed.numel() == 1:
                 row.add(name, float(computed), reason)
-                row.note_direction(name, metric)
+                row.note(name, metric)
         return row
 
 

@@ -141,14 +141,15 @@ def format_client_table(record: EvaluationRecord, max_clients: int = 40) -> str:
         title += f", the worst and the best by {metric}"
     behind = {name: _samples_behind(record, name) for name in names}
     widths = [max(map(len, behind[name].values())) for name in names]
-    rows = [["client", "samples", *names]]
+    rows, one_class = [["client", "samples", *names]], {c for some in record.one_class.values() for c in some}
     for index in shown:
         if index is None:
             rows.append(["..."] * len(rows[0]))
             continue
         numbers = [_number(float(v[index])) if record.sizes[index] else "-" for v in record.values.values()]
         values = [number + " " * w for number, w in zip(numbers, widths, strict=True)]
-        rows.append([record.client_names[index], str(int(record.sizes[index])), *values])
+        mark = " *" * (record.client_ids[index] in one_class)
+        rows.append([record.client_names[index] + mark, str(int(record.sizes[index])), *values])
     summaries = [record.summary(name) for name in names]
     for key, label in _labels(max(int(s["clients"]) for s in summaries)).items():
         cells = [_number(float(s[key])) if key in s else "-" for s in summaries]
@@ -199,13 +200,19 @@ def _samples_behind(record: EvaluationRecord, name: str) -> dict[str, str]:
 
 
 def _notes(record: EvaluationRecord) -> list[str]:
-    """A line about clients with few samples, and one about those without; none without such clients."""
+    """Lines about clients with few samples, with one class for all of them, and without any."""
     sizes = list(zip(record.client_names, record.sizes.tolist(), strict=True))
     few, none = ([f"{name} ({n})" for name, n in sizes if 0 < n < _FEW], [name for name, n in sizes if n == 0])
     notes = [
         f"fewer than {_FEW} samples: {_some(few)}. The best and the worst may be theirs by chance: in brackets "
         "are the samples behind a number"
     ] * bool(few)
+    called, alike = dict(zip(record.client_ids, record.client_names, strict=True)), dict[tuple[int, ...], list[str]]()
+    for metric, clients in record.one_class.items():
+        alike.setdefault(clients, []).append(metric)
+    for clients, metrics in alike.items():
+        some = _some([called[client] for client in clients])
+        notes.append(f"* one class for all samples, though they are of several ({', '.join(metrics)}): {some}")
     return notes + [f"nothing to be evaluated on: {_some(none)}"] * bool(none)
 
 

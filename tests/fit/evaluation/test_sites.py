@@ -12,6 +12,9 @@ from torch.utils.data import TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
+from fl_lightning.report.conclusion import lede
+from fl_lightning.report.runs_of_a_method import by_method
+from fl_lightning.report.tables import comparison
 
 SITES = ("basel", "chur", "davos", "elm")
 
@@ -80,6 +83,36 @@ def test_a_site_without_evaluation_data_keeps_its_number_and_has_an_empty_row(tm
     assert "nothing to be evaluated on: davos" in printed
     assert "fewer than 10 samples" not in printed
     assert not [name for row in logger.experiment.metrics for name in row if name.endswith("client/2")]
+
+
+class Counting(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.score = MulticlassAccuracy(CLASSES)
+
+    def test_step(self, batch, batch_idx):
+        x, y = batch
+        self.score(self(x), y)
+        self.log("test_acc", self.score)
+        self.log("test_loss", self(x).square().mean())
+
+
+def test_a_site_all_of_whose_samples_get_one_class_is_marked(capsys):
+    test = sited(SITES, seed=2)
+    test.tensors[0][torch.tensor([site == "chur" for site in test.site])] = 0.5  # as statistics of others would do
+    sites = fl.FederatedDataModule(sited(SITES), fl.data.ByKey("site"), test=test, evaluation="independent")
+    recorder = fl.callbacks.FitRecorder()
+    module, strategy, trainer = train(fresh(Counting), 1, data=sites, callbacks=[recorder])
+    trainer.test(module, sites, verbose=False)
+    assert strategy.last_evaluation.one_class == {"test_acc": (1,)}
+    printed = capsys.readouterr().out
+    assert re.search(r"^chur \* +24 ", printed, re.MULTILINE)
+    assert "* one class for all samples, though they are of several (test_acc): chur" in printed
+    record = fl.report.record_from_json(fl.report.record_to_json(recorder.record))
+    assert record.last_values().one_class == {"test_acc": (1,)}
+    (method,) = by_method([record])
+    said = "With \u2068FedAvg\u2069, all samples of \u2068chur\u2069 get one class, though they are of several: "
+    assert any(text.startswith(said) for text in lede([method], "test", comparison([method], "test")))
 
 
 def test_matched_evaluation_refuses_a_site_that_training_lacks():
