@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -52,23 +52,6 @@ class MetricState:
         write_state(self.metric, _copied(self._state), self.updates)
         self.metric._forward_cache = self._value
 
-    def merge_back(self) -> None:
-        """Adds the saved state to what the metric has accumulated since.
-
-        torchmetrics' ``merge_state`` came with 1.6, refuses metrics of people's own that do not say
-        ``full_state_update=False`` and all that look for the largest value, and weighs a mean as if one side were one
-        update.
-        """
-        since, updates = read_state(self.metric), updates_of(self.metric)
-        merged: State = {}
-        for name, (_, _, reduction, _) in _slots(self.metric).items():
-            before: Any = self._state[name]
-            if reduction is not dim_zero_mean:
-                merged[name] = _MERGES[reduction](before, since[name])
-            elif self.updates:
-                merged[name] = (self.updates * before + updates * since[name]) / (self.updates + updates)
-        write_state(self.metric, merged, self.updates + updates)
-
 
 class _Slot(NamedTuple):
     """Where a metric accumulates something."""
@@ -105,7 +88,7 @@ def read_state(metric: Metric) -> State:
 
 
 def write_state(metric: Metric, state: State, updates: int) -> None:
-    """Puts back what :func:`read_state` returned, or some of it."""
+    """Puts back what :func:`read_state` returned."""
     slots = _slots(metric)
     for name, value in state.items():
         setattr(slots[name].owner, slots[name].name, value)
@@ -161,11 +144,21 @@ class MetricShare(NamedTuple):
         return cls(_copied(read_state(metric)), updates_of(metric), metric._forward_cache)
 
     def add_to(self, metric: Metric) -> None:
-        """Joins it with what the metric holds, which comes first."""
-        before = MetricState(metric)
+        """Joins it with what the metric holds, which comes first.
+
+        torchmetrics' ``merge_state`` came with 1.6, refuses metrics of people's own that do not say
+        ``full_state_update=False`` and all that look for the largest value, and weighs a mean as if one side were one
+        update.
+        """
+        updates, held, merged = updates_of(metric), read_state(metric), State(self.state)
+        for name, slot in _slots(metric).items() if self.updates else ():
+            before, own = cast("Any", held[name]), cast("Any", self.state[name])
+            if slot.reduction is not dim_zero_mean:
+                merged[name] = _MERGES[slot.reduction](before, own)
+            elif updates:  # else it would be the same but for its last bits
+                merged[name] = (updates * before + self.updates * own) / (updates + self.updates)
         if self.updates:
-            write_state(metric, self.state, self.updates)
-            before.merge_back()
+            write_state(metric, merged, updates + self.updates)
         if self.value is not None:
             metric._forward_cache = self.value
 

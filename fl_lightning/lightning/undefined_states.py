@@ -24,18 +24,15 @@ class Undefined(NamedTuple):
     complete: bool = True  # whether there is nothing else that makes a value up
 
 
-_COUNTS = {
-    "Precision": ("tp", "fp"), "Recall": ("tp", "fn"), "Specificity": ("tn", "fp"),
-    "NegativePredictiveValue": ("tn", "fn"), "FBetaScore": ("tp", "fp", "fn"), "JaccardIndex": ("tp", "fp", "fn"),
-    "Accuracy": ("tp", "fp", "tn", "fn"), "HammingDistance": ("tp", "fp", "tn", "fn"),
+_RECALL = ("tp", "fn"), "No positive samples in targets"
+_COUNTS: dict[str, tuple[tuple[str, ...], str]] = {
+    "Precision": (("tp", "fp"), "No positive predictions"), "Recall": _RECALL,
+    "Specificity": (("tn", "fp"), "No negative samples in targets"),
+    "NegativePredictiveValue": (("tn", "fn"), "No negative predictions"),
+    **dict.fromkeys(("FBetaScore", "JaccardIndex"), (("tp", "fp", "fn"), "No positive samples or predictions")),
+    **dict.fromkeys(("Accuracy", "HammingDistance"), (("tp", "fp", "tn", "fn"), "No samples")),
 }  # fmt: skip
-"""The counts below the line. Of several classes, the last two are those of recall."""
-
-_REASONS = {
-    ("tp", "fp"): "No positive predictions", ("tp", "fn"): "No positive samples in targets",
-    ("tn", "fp"): "No negative samples in targets", ("tn", "fn"): "No negative predictions",
-    ("tp", "fp", "fn"): "No positive samples in targets or predictions", ("tp", "fp", "tn", "fn"): "No samples",
-}  # fmt: skip
+"""The counts below the line, and why their sum is 0. Of several classes, the last two are those of recall."""
 
 _OF_POSITIVES = ("AveragePrecision", "PrecisionRecallCurve", "PrecisionAtFixedRecall", "RecallAtFixedPrecision")
 """Curves that need positive samples alone; the others need negative ones too."""
@@ -73,14 +70,12 @@ def _of_counts(state: Any, kind: str, task: str) -> Undefined:
             counts = {"fp": table[..., 0, 1], "fn": table[..., 1, 0], "tp": table[..., 1, 1]}
     else:
         counts = {name: getattr(state, name) for name in ("tp", "fp", "tn", "fn")}
-    below = _COUNTS[kind]
-    if task == "Multiclass" and len(below) == 4:
-        below = ("tp", "fn")
+    below, reason = _RECALL if task == "Multiclass" and kind in ("Accuracy", "HammingDistance") else _COUNTS[kind]
     if task == "Binary" or state.average == "micro":
         counts = {name: count.sum() for name, count in counts.items()}
     absent = counts["tp"] + counts["fp"] + counts["fn"] == 0 if task == "Multiclass" else None
-    where = sum(counts[name] for name in below) == 0
-    return Undefined(torch.as_tensor(where), _REASONS[below], counts["tp"] + counts["fn"], absent)
+    where = torch.as_tensor(sum(counts[name] for name in below) == 0)
+    return Undefined(where, reason, counts["tp"] + counts["fn"], absent)
 
 
 def _of_curve(state: Any, kind: str, task: str) -> Undefined | None:

@@ -20,6 +20,7 @@ from torchmetrics.wrappers import ClasswiseWrapper, MinMaxMetric, MultioutputWra
 
 import fl_lightning as fl
 from fl_lightning.clients.module_visits import ModuleVisits
+from fl_lightning.core.errors import ModuleError
 from fl_lightning.lightning import metric_state
 from fl_lightning.lightning.metric_state import (
     MetricShare,
@@ -107,7 +108,10 @@ def test_a_running_metric_that_a_client_has_updated_is_seen(step):
     visits.put_back()
     visits.begin()
     step(module.seen)
-    assert visits.end().ran_on == ("seen",)
+    left = visits.end()
+    assert left.ran_on == ("seen",)
+    with pytest.raises(ModuleError, match="found 'seen': use one process"):  # other ranks could not have it
+        visits.packed(left)
 
 
 @pytest.mark.fit

@@ -63,10 +63,11 @@ CURVES = {
     "SpecificityAtSensitivity": None, "EER": None, "LogAUC": None, "ROC": None, "PrecisionRecallCurve": None,
 }  # fmt: skip
 """``None``: only which of them are undefined is known."""
+CHANCE = {"MatthewsCorrCoef": sk.matthews_corrcoef, "CohenKappa": sk.cohen_kappa_score}
 OF_POSITIVES = ("AveragePrecision", "PrecisionAtFixedRecall", "RecallAtFixedPrecision", "PrecisionRecallCurve")
 WITHOUT = {
     "CalibrationError", "HingeLoss", "ExactMatch", "RankingAveragePrecision", "RankingLoss", "CoverageError",
-    "StatScores", "ConfusionMatrix", "GroupStatRates", "Fairness", "CohenKappa",
+    "StatScores", "ConfusionMatrix", "GroupStatRates", "Fairness",
 }  # fmt: skip
 """Their values are theirs: numbers of conventions, several ones, or NaN already."""
 OPTIONS = {
@@ -184,19 +185,24 @@ def test_curves_need_every_class(name, thresholds):
             assert value.numpy() == pytest.approx(expected, nan_ok=True, abs=1e-6), (average, case)
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if split(name)[1] == "MatthewsCorrCoef"])
-def test_matthews_correlation_needs_two_classes_on_both_sides(name):
-    for case, pair in CASES[split(name)[0]].items():
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name in KINDS if split(name)[1] in CHANCE])
+def test_correlations_of_labels_need_two_classes(name):
+    """Matthews' on both sides, and Cohen's on one."""
+    task, kind = split(name)
+    for case, pair in CASES[task].items():
         value, reason = judged(made(name), *pair)
         flat = [some.flatten().numpy() for some in pair]
-        varies = all(len(set(some.tolist())) > 1 for some in flat)
-        expected = sk.matthews_corrcoef(*flat) if varies else math.nan
+        varies = all(
+            len(set(some.tolist())) > 1 for some in (flat if kind == "MatthewsCorrCoef" else [np.concatenate(flat)])
+        )
+        expected = CHANCE[kind](*flat) if varies else math.nan
         assert float(value) == pytest.approx(expected, nan_ok=True, abs=1e-6), case
-        assert (reason is None) == varies
+        assert (reason is None) == (varies or kind == "CohenKappa")
 
 
 def test_every_classification_metric_is_looked_at():
-    assert {split(name)[1] for name in KINDS} <= {*RATES, *CURVES, *WITHOUT, "MatthewsCorrCoef"}
+    assert {split(name)[1] for name in KINDS} <= {*RATES, *CURVES, *CHANCE, *WITHOUT}
 
 
 def spread(values):
@@ -233,7 +239,7 @@ UP, DOWN, SAME = torch.tensor([0.1, 0.3, 0.2, 0.9]), torch.tensor([0.8, 0.3, 0.4
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name in REGRESSION if hasattr(regression, name)])
 def test_regression_where_nothing_varies(name):
-    for preds, truth in [(UP, DOWN), (UP, SAME), (SAME, UP), (SAME, SAME), (UP, SAME * 0), (UP * 1e-3, DOWN * 0.1)]:
+    for preds, truth in [(UP, DOWN), (UP, SAME), (SAME, UP), (SAME, SAME), (UP, SAME * 0), (UP * 0.1, DOWN * 0.1)]:
         if name == "ConcordanceCorrCoef" and not preds.equal(truth) and 0 in (spread(preds), spread(truth)):
             continue  # 0, for which torchmetrics gives NaN
         value, reason = judged(getattr(regression, name)(**REGRESSION_OPTIONS.get(name, {})), preds, truth)
