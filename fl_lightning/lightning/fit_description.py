@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from fl_lightning.arguments import Bounds, checked
+from fl_lightning.arguments import Bounds, checked, shown
 from fl_lightning.core.layout import ParamLayout, layout_difference, layout_fingerprint
 from fl_lightning.core.tensors import DIGEST, digest
 from fl_lightning.lightning.names import rank_zero_warn
@@ -20,7 +20,6 @@ from fl_lightning.lightning.versions import package_versions
 
 _LISTED = 16  # numbers; of longer lists and tensors a digest
 _MUST_AGREE = ("method", "layout", "server_optimizer")
-_NAMED = 5  # clients in a message
 
 
 class _Rule(Protocol):
@@ -148,12 +147,8 @@ def _became(old: Any, new: Any) -> str:
 def _clients_became(old: FitDescription, new: FitDescription) -> str:
     if not (old.names and new.names):
         return _became(old.clients, new.clients)
-    before, after = set(old.names), set(new.names)
-    changes = {"joined": [n for n in new.names if n not in before], "left": [n for n in old.names if n not in after]}
-    return ", ".join(
-        f"{', '.join(map(repr, who[:_NAMED]))}{f' and {len(who) - _NAMED} more' * (len(who) > _NAMED)} {what}"
-        for what, who in changes.items() if who
-    )  # fmt: skip
+    joined, left = sorted({*new.names} - {*old.names}), sorted({*old.names} - {*new.names})
+    return ", ".join(f"{shown(who)[1:-1]} {what}" for who, what in ((joined, "joined"), (left, "left")) if who)
 
 
 def _entries_became(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

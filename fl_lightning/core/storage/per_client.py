@@ -238,8 +238,8 @@ class ClientFiles(ByClient[Snapshot]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores :meth:`state_dict`; files must be there, and are read when they are asked for."""
         self.clear()
-        self._newest = {client: (when, digest) for client, when, digest, _ in state["files"].tolist()}
-        self._places = {client: place for client, _, _, place in state["files"].tolist() if place != client}
+        for client, when, digest, *place in state["files"].tolist():
+            self._newest[client], self._places[client] = (when, digest), place[0] if place else client
         for client, (when, _) in self._newest.items():
             if not self._path(client, when).exists():
                 raise FileNotFoundError(
