@@ -23,7 +23,7 @@ from fl_lightning.report.pictures import (
     spec,
     thin_words,
 )
-from fl_lightning.report.runs_of_a_method import ClientPoint, Method, Stage, own_words, shown_metrics
+from fl_lightning.report.runs_of_a_method import ClientPoint, Method, Stage, shown_metrics
 
 MAX_DOTS = 2_000  # of a method's clients
 _SIDEWAYS = {"max": "right is better", "min": "left is better", "abs": "near 0 is better"}
@@ -34,18 +34,12 @@ def fares(methods: Sequence[Method], stage: Stage) -> Picture | None:
     variants, captions = {}, [""]
     for metric, mode, names in shown_metrics(methods, stage):
         everyone = [method.clients(name, stage) for method, name in zip(methods, names, strict=True)]
-        points = [[point for point in found if not isnan(point.value)] for found in everyone]
-        if not any(points):
+        if not any(map(_valued, everyone)):
             continue
-        most = max(map(len, points))
+        most = max(map(len, everyone))
         same = len({tuple(sorted((p.client_id, p.label) for p in found)) for found in everyone if found}) == 1
-        order = next(found for found in everyone if found) if same else []
-        named = 0 < len(order) <= MAX_NAMED
-        variants[metric] = (
-            _lines_with_names(methods, points, order, metric, mode, stage)
-            if named
-            else _sorted_curves(methods, points, metric, mode, stage)
-        )
+        named = most <= MAX_NAMED and same
+        variants[metric] = (_lines_with_names if named else _sorted_curves)(methods, everyone, metric, mode, stage)
         if len(variants) > 1:
             continue
         worst = "the worst client" if len(methods) == 1 else f"the worst client of {methods[0].label}"
@@ -55,7 +49,6 @@ def fares(methods: Sequence[Method], stage: Stage) -> Picture | None:
             if named
             else f"Last {STAGES[stage]} of each client, for each method from its worst client to its best. The larger "
             "a dot, the more samples the client has. Horizontal lines: means over the clients.",
-            own_words(methods, stage),
             thin_words(most, MAX_DOTS),
             "With several seeds, a client's mean over them." if any(len(m.fits) > 1 for m in methods) else "",
         ]
@@ -63,10 +56,11 @@ def fares(methods: Sequence[Method], stage: Stage) -> Picture | None:
 
 
 def _lines_with_names(
-    methods: Sequence[Method], points: Sequence[list[ClientPoint]], order: Sequence[ClientPoint], metric: str,
-    mode: Mode, stage: Stage,
-) -> Spec:  # fmt: skip
+    methods: Sequence[Method], everyone: Sequence[list[ClientPoint]], metric: str, mode: Mode, stage: Stage
+) -> Spec:
     """One line per client with its name and size; a dot per method."""
+    points = list(map(_valued, everyone))
+    order = next(found for found, some in zip(everyone, points, strict=True) if some)
     place = {point.client_id: row for row, point in enumerate(order)}
     spans: dict[int, list[float]] = {}
     for point in (point for found in points for point in found):
@@ -87,9 +81,10 @@ def _lines_with_names(
 
 
 def _sorted_curves(
-    methods: Sequence[Method], points: Sequence[list[ClientPoint]], metric: str, mode: Mode, stage: Stage
+    methods: Sequence[Method], everyone: Sequence[list[ClientPoint]], metric: str, mode: Mode, stage: Stage
 ) -> Spec:
     """A dot per client, for each method from its worst client to its best."""
+    points = list(map(_valued, everyone))
     largest = max(point.size for found in points for point in found) or 1
     data = []
     for color, (method, found) in enumerate(zip(methods, points, strict=True)):
@@ -100,6 +95,10 @@ def _sorted_curves(
         data += _method(method, color, shown, places, [], sizes, ends, metric, stage, found)
     x = {"showgrid": False, "zeroline": False}
     return _spec(data, "clients, the worst first", f"{escaped(metric)} ({BETTER[mode]})", 430, methods, xaxis=x)
+
+
+def _valued(found: Sequence[ClientPoint]) -> list[ClientPoint]:
+    return [point for point in found if not isnan(point.value)]
 
 
 def _spec(data: list[Spec], x: str, y: str, height: int, methods: Sequence[Method], **axes: Spec) -> Spec:

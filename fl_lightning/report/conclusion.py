@@ -209,7 +209,7 @@ def _one_class(method: Method, metric: str, stage: Stage) -> list[str]:
             clients |= {called(record, c): None for c in some if name.startswith(PERSONAL) == own}
     if not clients:
         return []
-    words = "get one class, though they are of several: its model is of no use there."
+    words = "get one class, though they are of several: accuracy there is the share of that class."
     return [f"With {_called(method.label)}, all samples of {_some(list(clients))} {words}"]
 
 

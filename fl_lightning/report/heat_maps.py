@@ -24,16 +24,7 @@ from fl_lightning.report.pictures import (
     thinned,
 )
 from fl_lightning.report.record import FitRecord, RoundTable
-from fl_lightning.report.runs_of_a_method import (
-    PERSONAL,
-    Method,
-    called,
-    own_words,
-    series_of,
-    shown_metrics,
-    told,
-    worst_first,
-)
+from fl_lightning.report.runs_of_a_method import Method, called, series_of, shown_metrics, told, worst_first
 
 MAX_ROWS = 400
 _Cells = np.ndarray[Any, np.dtype[np.float64]]
@@ -46,10 +37,9 @@ def over_time(methods: Sequence[Method]) -> Picture | None:
     for method in methods:
         record = method.first
         kept = [values for values in record.evaluations if values.stage == "val"]
-        shown = shown_metrics([method], "val")
-        if len(kept) < 2 or not shown:
+        metric = next((name for name, *_ in shown_metrics([method], "val")), None)
+        if len(kept) < 2 or metric is None:
             continue
-        metric = shown[0][0]
         known = set(kept[-1].client_ids)
         order, rows = _drawn([client for client in worst_first(record) if client in known])
         columns = [kept[k] for k in thinned(len(kept), max(2, min(150, _cells(methods) // len(rows))))]
@@ -60,9 +50,7 @@ def over_time(methods: Sequence[Method]) -> Picture | None:
         series = series_of(record, metric, "val")
         count = 0 if series is None else len(series.rounds)
         captions = [
-            f"{metric.removeprefix(PERSONAL)} in validation, one row per client: the row on top is the client that is "
-            "worst off at the end.",
-            own_words(methods, "val"),
+            f"{metric} in validation, one row per client: the row on top is the client that is worst off at the end.",
             first_words(methods),
             f"Drawn are {len(columns)} of {count:,} evaluations." if len(columns) < count else "",
             thin_words(len(order), MAX_ROWS),

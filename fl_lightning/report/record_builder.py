@@ -183,7 +183,9 @@ def _with_ids(values: ClientValues, ids: Sequence[int]) -> ClientValues:
     order = sorted(range(len(values.client_ids)), key=lambda place: ids[values.client_ids[place]])
     found = {name: tuple(column[place] for place in order) for name, column in values.values.items()}
     clients = tuple(ids[values.client_ids[place]] for place in order)
-    return replace(values, client_ids=clients, sizes=tuple(values.sizes[place] for place in order), values=found)
+    sizes = tuple(values.sizes[place] for place in order)
+    one_class = {name: tuple(sorted(ids[client] for client in some)) for name, some in values.one_class.items()}
+    return replace(values, client_ids=clients, sizes=sizes, values=found, one_class=one_class)
 
 
 def _entries(series: MetricSeries) -> list[_Entry]:

@@ -25,7 +25,7 @@ from fl_lightning.report.pictures import (
     thinned,
 )
 from fl_lightning.report.record import FitRecord, RoundSeries
-from fl_lightning.report.runs_of_a_method import Method, own_words, records_of, seconds_of, series_of, shown_metrics
+from fl_lightning.report.runs_of_a_method import Method, records_of, seconds_of, series_of, shown_metrics
 
 _POINTS = 1_000  # of a line
 _BINS = 100
@@ -120,7 +120,7 @@ def _validated(
     longest = max((len(series.rounds) for record in records for series in record.metrics), default=0)
     return picture(
         key, title, {metric: each for metric, each in drawn.items() if each is not None}, words,
-        own_words(methods, "val"), _averaged(methods, f", bands{banded} reach from the lowest seed to the highest"),
+        _averaged(methods, f", bands{banded} reach from the lowest seed to the highest"),
         f"Of {longest:,} evaluations, {_POINTS:,} are drawn." if longest > _POINTS else "", choose="metric",
     )  # fmt: skip
 

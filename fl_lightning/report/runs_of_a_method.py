@@ -245,13 +245,6 @@ def shown_metrics(methods: Sequence[Method], stage: Stage) -> list[tuple[str, Mo
     return own + shared
 
 
-def own_words(methods: Sequence[Method], stage: Stage) -> str:
-    """That some methods' values are those of the clients' own models; empty if there are none."""
-    metrics = metrics_of(records_of(methods), stage)
-    having = [method.label for method in methods if any(method.own(metric, stage) != metric for metric in metrics)]
-    return f"Clients have models of their own with {' and '.join(having)}: the values of these count." * bool(having)
-
-
 def _own(records: Sequence[FitRecord], metric: str, stage: Stage) -> str:
     found, name = (record.last_values(stage) for record in records), f"{PERSONAL}{metric}"
     return name if any(values is not None and name in values.values for values in found) else metric

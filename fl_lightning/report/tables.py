@@ -16,15 +16,7 @@ from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.number_formats import STAGES, notation, number, plural, shortened
 from fl_lightning.report.pictures import both_ends, sentences
 from fl_lightning.report.repetitions import Repetition, Spread, mark
-from fl_lightning.report.runs_of_a_method import (
-    Method,
-    Stage,
-    called,
-    metrics_of,
-    own_words,
-    records_of,
-    shown_metrics,
-)
+from fl_lightning.report.runs_of_a_method import Method, Stage, called, metrics_of, records_of, shown_metrics
 
 _LISTED = 200
 
@@ -165,13 +157,14 @@ def comparison(methods: Sequence[Method], stage: Stage) -> Summary | None:
     forms = {key: notation([n for row in rows for n in row.numbers.get(key, {}).values()]) for key in columns}
     several = len(rows) > 1 and max(row.repetitions for row in rows) > 1
     bounds = " and ".join(row.method for row in rows if row.bound)
+    having = " and ".join(method.label for method in methods if method.own(metric, stage) != metric)
     caption = sentences(
         f"{metric} in the {STAGES[stage]}. Worst client: whose value is worst. Conflicts: share of a round's clients "
         "whose update the step went against. Time: training, server and evaluation of all rounds.",
         "The worst client is one over all seeds. The worst 10 % are those of each seed, and can lie below."
         if max(row.repetitions for row in rows) > 1
         else "",
-        own_words(methods, stage),
+        f"Clients have models of their own with {having}: the values of these count everywhere." if having else "",
         f"▲ and ▼: better and worse than {rows[0].method}: the 95 % interval of the differences, seed by seed, leaves "
         "out zero."
         if several

@@ -162,3 +162,11 @@ def test_clients_that_are_only_evaluated_are_known_by_name():
     builder.add_evaluation(evaluation_of(1, 4, names=("a", "b", "c", "d")))
     assert builder.record().client_names == ("a", "b", "c", "d")
     assert builder.record().client_sizes == (5, 6, 0, 0)
+
+
+def test_marks_follow_clients_to_the_numbers_that_they_have_later():
+    builder = RecordBuilder(FitRecord("FedAvg", client_names=("basel", "chur"), client_sizes=(1, 1)))
+    builder.add_evaluation(replace(evaluation_of(1, 2, names=("basel", "chur")), one_class={"val_acc": (1,)}))
+    builder.go_on(("chur", "davos"), (1, 1))
+    record = builder.record()
+    assert (record.client_names, record.evaluations[0].one_class) == (("chur", "davos", "basel"), {"val_acc": (0,)})
