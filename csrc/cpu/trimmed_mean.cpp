@@ -65,9 +65,10 @@ void run(std::int64_t task, void* context) {
 void trimmed_mean(Matrix rows, std::int64_t trim, void* out, ParallelFor parallel) {
   const std::vector<Exchange> network = trimming_network(rows.rows, trim);
   const std::int64_t size = std::max<std::int64_t>(size_of(rows.dtype), 4);
-  const std::int64_t fitting = kPanelBytes / (rows.rows * size) / kLeastWidth * kLeastWidth;
-  Work work{{rows, trim, network.data(), static_cast<std::int64_t>(network.size()), out},
-            std::clamp(fitting, kLeastWidth, kMostWidth)};
+  const std::int64_t fitting = std::clamp(kPanelBytes / (rows.rows * size), kLeastWidth, kMostWidth);
+  // Odd: rows that begin a large power of two apart share few sets of the first-level cache.
+  const std::int64_t widths = (fitting / kLeastWidth - 1) | 1;
+  Work work{{rows, trim, network.data(), static_cast<std::int64_t>(network.size()), out}, widths * kLeastWidth};
   parallel((rows.columns + kTaskColumns - 1) / kTaskColumns, &run, &work);
 }
 

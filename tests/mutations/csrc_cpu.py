@@ -18,6 +18,7 @@ pieces = In("csrc/cpu/pieces.h", f"{ROWS} tests/ops/test_slices.py -k compiled")
 large = In("csrc/cpu/large_outputs.h", f"{STREAMS} -k compiled")
 means = In("csrc/cpu/kernels/puc_combine_kernel.h", PUC)
 track = In("csrc/cpu/kernels/puc_track_kernel.h", PUC)
+trimmed = In("csrc/cpu/kernels/trimmed_mean_kernel.h", "tests/ops/test_trimmed_mean.py -k compiled")
 descend = In("csrc/cpu/common_descent.cpp", "tests/ops/test_common_descent_kernel.py -k compiled")
 
 TO_BFLOAT16 = "write_bits(p, _mm256_cvtepi32_epi16(_mm256_mask_set1_epi32(rounded, nan, 0x7fc0)), stream)"
@@ -91,6 +92,8 @@ MUTATIONS = [
     ),
     track("a negative bound keeps zeros", "«p.high < least ? 0u : →»~0u"),
     track("words of a layer's edge are not begun anew", "«if (bit == 0) p.keep[column / 32] = 0;→»"),
+    trimmed("of a number and NaN one is lost", "store(high + lane, «a < b ? b : a→b < a ? a : b»)"),
+    trimmed("the last lanes stay unsorted", "lane < kLanes«→ - width»; lane += width"),
     descend("the upper median", "(last - room« - 1→») / 2"),
     descend("lengths of 0 count for the median", "return x «!→>»= 0.0; });\n  if (last"),
     descend("the mean length is over all rows", "mean /= «static_cast<double>(count)→descent.online»"),
