@@ -77,6 +77,7 @@ class ClientEvaluation:
             several = self._several or self._loader.num_evaluated > 1
             self._parts = ClientParts(self._alone.module, self._values, self._noticed, several, not self._several)
             self._memory.begin(self._alone.module, self._parts.start)
+            self._alone.metrics = self._parts.start.metrics.values()
 
     @contextmanager
     def batch(self, batch: ClientBatch) -> Iterator[None]:

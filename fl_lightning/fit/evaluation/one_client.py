@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from io import StringIO
@@ -47,6 +47,7 @@ class Alone:
         self.step_name = f"{word}_step"
         self._step = getattr(self.module, self.step_name)
         self._takes_index = takes_batch_index(self._step)
+        self.metrics: Collection[Metric] = ()  # of the module, those in its containers included
 
     def steps(self, loaders: Sequence[OwnBatches], mode: AbstractContextManager[None] | None = None) -> LoggedRow:
         """What the module logs about a client whose batches are all that it sees.
@@ -109,7 +110,7 @@ class Alone:
             stack.enter_context(
                 shadowed(self.module, log=notes.log, log_dict=notes.log_dict, optimizers=_refuse, lr_schedulers=_refuse)
             )
-            for metric in [part for _, part in submodules(self.module) if isinstance(part, Metric)]:
+            for metric in [part for held in self.metrics for _, part in submodules(held) if isinstance(part, Metric)]:
                 stack.enter_context(self._judged(metric, notes))
             trainer.loggers = [DummyLogger()] if loggers else []
             try:

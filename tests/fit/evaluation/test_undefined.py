@@ -67,7 +67,7 @@ class Scores(Classifier):
         super().__init__()
         self.auroc, self.late, self.r2 = BinaryAUROC(), MetricCollection({"late": BinaryAUROC()}), R2Score()
         self.binned, self.batches = BinaryAUROC(thresholds=21), BinaryAUROC(thresholds=21)
-        self.recall, self.macro = BinaryRecall(), MulticlassRecall(3)
+        self.recall, self.macro, self.kept = BinaryRecall(), MulticlassRecall(3), {"recall": BinaryRecall()}
         self.groups = MetricCollection(
             {"auroc": BinaryAUROC(thresholds=5), "ap": BinaryAveragePrecision(thresholds=5)}, prefix="binned_"
         )
@@ -80,7 +80,8 @@ class Scores(Classifier):
         self.r2.update(score, x[:, 0])
         self.log("loss", score.mean())
         self.log("auroc", self.auroc)
-        self.recall.update(score, truth)
+        for metric in (self.recall, self.kept["recall"]):
+            metric.update(score, truth)
         self.log("recall", self.recall)
         self.macro.update(self(x)[:, :3], y)
         self.log("macro", self.macro)
@@ -94,6 +95,8 @@ class Scores(Classifier):
     def on_validation_epoch_end(self):
         self.log_dict(self.late.compute())
         self.late.reset()
+        self.log("missed", 1 - self.kept["recall"].compute())
+        self.kept["recall"].reset()
         self.log_dict(self.groups.compute())
         self.groups.reset()
 
@@ -118,7 +121,7 @@ def test_a_hospital_with_one_class_has_no_auroc(recwarn):
     (results,) = trainer.validate(fresh(Scores), data, verbose=False)
     (again,) = trainer.validate(fresh(Scores), data, verbose=False)
     ours = [str(w.message) for w in recwarn if " is undefined for client " in str(w.message)]
-    assert len(ours) == 9
+    assert len(ours) == 10
     assert any(
         re.match(r"auroc is undefined for client 1 \('chur'\) and 1 more \(No positive samples in", t) for t in ours
     )
@@ -137,7 +140,7 @@ def test_a_hospital_with_one_class_has_no_auroc(recwarn):
         assert results[f"fed/{name}/angle"] == 0
     for name in ("binned", "batches", "binned_auroc"):
         assert record.values[name].isnan().tolist() == [False, True, True], name
-    for name in ("binned_ap", "recall"):
+    for name in ("binned_ap", "recall", "missed"):
         assert record.values[name].isnan().tolist() == [False, True, False], name  # the last one is positive
     assert record.values["r2"].isnan().tolist() == [False, False, True]
     assert record.values["loss"].isfinite().all()
