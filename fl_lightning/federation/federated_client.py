@@ -30,7 +30,7 @@ from fl_lightning.federation.door import read
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage, ServerMessage
 from fl_lightning.federation.module_changes import AwayModule
 from fl_lightning.fit.checks import paired_client_rule
-from fl_lightning.fit.options import CLIENT_CHECKS, ClientOptions
+from fl_lightning.fit.options import CLIENT_CHECKS, ClientOptions, called
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.inspection import accumulation, is_overridden
 from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer, quiet
@@ -131,6 +131,7 @@ class FederatedClient:
         for name in _OWN:
             if name in self._trainer:
                 raise ValueError(f"trainer must leave {name} to the visit, found {name}={self._trainer[name]!r}")
+        self._called = called(algorithm, client)
         self.client_id, self._module, self._data, self._num_clients = client_id, module, data, num_clients
         with quiet():
             self._trainer_with("auto")
@@ -148,7 +149,7 @@ class FederatedClient:
         options, trained = self._options, trained_names(self._module, configured_optimizers(self._module))
         layout = ParamLayout.from_module(self._module, options.algorithm.layers, trained)
         return FitDescription.of(
-            options.algorithm, options.client_rule, layout, called=options.called, clients=self._num_clients,
+            options.algorithm, options.client_rule, layout, called=self._called, clients=self._num_clients,
             settings=options.settings(),
         )  # fmt: skip
 

@@ -95,11 +95,6 @@ class ClientOptions(LocalOptions):
         own = server.needs | Needs(full_gradients=self.full_gradients)
         return Method(type(server).__name__, type(given).__name__, own, own | rule.needs, rule)
 
-    @property
-    def called(self) -> str:
-        """The method in a user's words."""
-        return self.method.server + (f" with client={self.method.client}" if self.client is not None else "")
-
     def settings(self) -> dict[str, Any]:
         """The options that change results, apart from the method, as plain values."""
         names = ("local_epochs", "local_steps", "client_optimizer_state", "buffers", "seed", "loss_batch_size")
@@ -189,6 +184,11 @@ class FitOptions(ClientOptions):
         """Those of the clients, and what decides who takes part."""
         own = {"sampler": self.sampler, "attack": self.attack, "min_clients": self.min_clients, "guard": self.guards}
         return {**super().settings(), **plain(own)}
+
+
+def called(algorithm: ServerRule, client: ClientRule | ServerRule | None) -> str:
+    """The method in a user's words."""
+    return type(algorithm).__name__ + (f" with client={type(client).__name__}" if client is not None else "")
 
 
 def _check_names(*parts: object) -> None:

@@ -71,9 +71,7 @@ class FitDescription:
             **entries: further attributes.
         """
         names = type(server).__name__, type(client).__name__
-        half = (entries.get("called") or "").rpartition("=")[2] or names[1]  # a method's own half has the method's name
-        arguments = {names[0]: server.hyperparameters()}
-        arguments[half] = client.hyperparameters() | arguments.get(half, {})
+        arguments = {name: rule.hyperparameters() for name, rule in zip(names, (server, client), strict=True)}
         return cls(" with ".join(names), layout_fingerprint(layout), arguments=arguments, **entries)
 
     def differences(self, other: FitDescription) -> dict[str, str]:
@@ -86,7 +84,8 @@ class FitDescription:
         found["steps_per_round"] = _became(self.steps_per_round, other.steps_per_round)
         found["server_optimizer"] = _became(self.server_optimizer, other.server_optimizer)
         if not found["method"]:
-            found["arguments"] = _arguments_became(self.arguments, other.arguments)
+            half, called = self.method.rpartition(" with ")[2], (self.called or "").rpartition("=")[2]
+            found["arguments"] = _arguments_became(self.arguments, other.arguments, {half: called or half})
         for name in ("data", "settings", "versions"):
             found[name] = _entries_became(getattr(self, name), getattr(other, name))
         titles = {"arguments": "method: ", "settings": ""}
@@ -159,7 +158,9 @@ def _entries_became(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     )
 
 
-def _arguments_became(old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]) -> str:
+def _arguments_became(
+    old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]], called: Mapping[str, str]
+) -> str:
     words, told = [], list[tuple[str, Any, Any]]()
     for rule, before in old.items():
         after = new.get(rule, {})
@@ -170,7 +171,8 @@ def _arguments_became(old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Ma
         told += changes
         if changes:
             texts = [", ".join(f"{change[0]}={change[place]!r}" for change in changes) for place in (1, 2)]
-            words.append(f"{rule}({texts[0]}) became {rule}({texts[1]})")
+            name = called.get(rule, rule)
+            words.append(f"{name}({texts[0]}) became {name}({texts[1]})")
     return ", ".join(words)
 
 

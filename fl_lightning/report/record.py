@@ -219,7 +219,7 @@ class FitRecord:
     results that come from elsewhere: :func:`fl_lightning.report.write_report` leaves out the pictures that lack data.
 
     Attributes:
-        method: what the method is called, such as ``"FedLF"`` or ``"FedHEAL with ControlVariates"``.
+        method: what the method is called, such as ``"FedLF"`` or ``"FedHEAL with client=SCAFFOLD"``.
         seed: of the strategy.
         division: which division of the data among the clients, where a comparison has several.
         learning_rate: of the clients, in the first recorded round; ``None`` without a single one.

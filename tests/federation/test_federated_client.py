@@ -204,8 +204,8 @@ def test_the_module_ends_with_what_it_received_and_generators_go_on():
 OTHERS = {
     "nothing": ({}, ""),
     "argument": ({"algorithm": FedLF(max_history=2)}, "method: FedLF(max_history=None) became FedLF(max_history=2)"),
-    "method": ({"algorithm": FedDyn()}, "method: FedLF with ControlVariates became FedDyn with DynamicRegularizer"),
-    "client half": ({"client": None}, "method: FedLF with ControlVariates became FedLF with ClientRule"),
+    "method": ({"algorithm": FedDyn()}, "method: FedLF with client=SCAFFOLD became FedDyn"),
+    "client half": ({"client": None}, "method: FedLF with client=SCAFFOLD became FedLF"),
     "seed": ({"seed": 6, "local_epochs": 2}, "local_epochs: 1 became 2, seed: 5 became 6"),
     "clients": ({"num_clients": 3}, "clients: 4 became 3"),
     "layers": (

@@ -212,7 +212,7 @@ class Wider(Normed):
 REFUSED = {
     "method": (
         {"theirs": {1: {"method": MOON}}},
-        "site east: it cannot take part: .*FedAvg with ClientRule became MOON",
+        "site east: it cannot take part: .*FedAvg became MOON",
     ),
     "seed": ({"theirs": {3: {"seed": 6}}}, "site west: it cannot take part: .*seed: 5 became 6"),
     "layout": ({"theirs": {0: {"module": Wider()}}}, "site north: it cannot take part: .*layout: .*net.0"),

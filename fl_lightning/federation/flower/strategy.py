@@ -140,7 +140,7 @@ class FairStrategy:
         reads = max(rule.reads, half.reads, key=list(_SEEN).index)
         return (
             "This server sees every client's update, number of samples, losses and metrics. "
-            f"{self.server.fit_description.method.removesuffix(' with ClientRule')} {_SEEN[reads]}"
+            f"{self.server.fit_description.called} {_SEEN[reads]}"
         )
 
     @checked(grid=ANY, num_rounds=Bounds(1))

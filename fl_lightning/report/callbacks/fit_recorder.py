@@ -233,9 +233,8 @@ def _described(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
     """The entries of a record that are known before the first round."""
     strategy: Any = trainer.strategy
     fit, loaders = strategy.fit_description, trainer.train_dataloader.loaders  # type: ignore[union-attr]
-    method = fit.method.removesuffix(" with ClientRule")
     return {
-        "method": method,
+        "method": fit.called,
         "seed": fit.settings.get("seed"),
         "status": "runs",
         "planned_rounds": trainer.max_epochs if (trainer.max_epochs or -1) > 0 else None,
