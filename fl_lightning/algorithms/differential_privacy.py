@@ -24,7 +24,7 @@ from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ModuleError, how_to_install
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.modules import followers_of, named_model_buffers, non_persistent_buffers_of
+from fl_lightning.core.modules import buffers_of, followers_of, named_model_buffers
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.storage.declared import server_state
 
@@ -254,7 +254,7 @@ class DifferentialPrivacy(ClientRule):
 
 def _sent_beside(work: LocalWork) -> dict[str, Tensor]:
     """What a client sends if its training has changed it, beside trained parameters."""
-    aside = (*followers_of(work.module, work.layout.names), *non_persistent_buffers_of(work.module))
+    aside = (*followers_of(work.module, work.layout.names), *buffers_of(work.module)[1])
     return {tensor.name: tensor.value for tensor in aside} | dict(named_model_buffers(work.module))
 
 

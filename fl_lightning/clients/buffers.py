@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core.modules import _buffers_of, followers_of
+from fl_lightning.core.modules import buffers_of, followers_of
 from fl_lightning.core.tensors import not_finite
 from fl_lightning.lightning.module.contents import equal_numbers, same_numbers
 from fl_lightning.ops.dtypes import accumulation_device
@@ -64,7 +64,7 @@ class BufferBank:
     def remember(self) -> None:
         """Takes the module's present buffers as the global ones; called when a round begins."""
         before, self._global = self._global, {}
-        persistent, caches = _buffers_of(self._module)
+        persistent, caches = buffers_of(self._module)
         self.names = tuple(buffer.name for buffer in persistent)
         teachers = followers_of(self._module, self._trained)
         self._found = {b.name: _Found(b.place, b.key, b.value) for b in persistent}
@@ -97,7 +97,7 @@ class BufferBank:
     def report(self, size: int) -> BufferReport:
         """The module's buffers as a client leaves them, the same in name, shape and dtype as before."""
         has_any = bool(self.names) or next(self._module.buffers(), None) is not None
-        persistent = _buffers_of(self._module)[0] if has_any else []
+        persistent = buffers_of(self._module)[0] if has_any else []
         before = {name: _kind(self._found[name].value) for name in self.names}
         after = {buffer.name: _kind(buffer.value) for buffer in persistent}
         changed = sorted({name for name in before.keys() | after.keys() if before.get(name) != after.get(name)})
@@ -150,7 +150,7 @@ class BufferBank:
 
     def unsaved(self, in_visit: bool) -> dict[str, Tensor]:
         """Copies of the non-persistent buffers that have changed in this fit: no state dictionary has them."""
-        present = {buffer.name: buffer.value for buffer in _buffers_of(self._module)[1]}
+        present = {buffer.name: buffer.value for buffer in buffers_of(self._module)[1]}
         found = {name: self._global.get(name, value) if in_visit else value for name, value in present.items()}
         before = self._global
         moved = {n for n, v in found.items() if n in self._moving or not same_numbers(v, before.get(n, v))}

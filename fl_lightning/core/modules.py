@@ -70,10 +70,10 @@ class _Buffer(NamedTuple):
 
 def named_model_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     """The persistent buffers of a module without those of its metrics, each once, in a fixed order."""
-    return [(buffer.name, buffer.value) for buffer in _buffers_of(module)[0]]
+    return [(buffer.name, buffer.value) for buffer in buffers_of(module)[0]]
 
 
-def _buffers_of(module: nn.Module) -> tuple[list[_Buffer], list[_Buffer]]:
+def buffers_of(module: nn.Module) -> tuple[list[_Buffer], list[_Buffer]]:
     """A module's buffers without those of its metrics: the persistent ones, and the others."""
     found: tuple[list[_Buffer], list[_Buffer]] = ([], [])
     seen: set[int] = set()
@@ -84,16 +84,6 @@ def _buffers_of(module: nn.Module) -> tuple[list[_Buffer], list[_Buffer]]:
                 name = f"{prefix}.{key}" if prefix else key
                 found[key in owner._non_persistent_buffers_set].append(_Buffer(owner._buffers, key, name, value))
     return found
-
-
-def non_persistent_buffers_of(module: nn.Module) -> list[_Buffer]:
-    """The buffers that no checkpoint holds, without those of metrics."""
-    return _buffers_of(module)[1]
-
-
-def all_buffers_of(module: nn.Module) -> list[_Buffer]:
-    """All buffers of a module without those of metrics."""
-    return [buffer for some in _buffers_of(module) for buffer in some]
 
 
 def trained_parameters(module: nn.Module, trained: Collection[str] | None) -> dict[str, nn.Parameter]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from operator import is_
 from typing import Any
 
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.core.modules import all_buffers_of, modes_kept, named_metrics, outside_metrics, submodules
+from fl_lightning.core.modules import buffers_of, modes_kept, named_metrics, outside_metrics, submodules
 from fl_lightning.lightning.metric_state import MetricState, is_mergeable, joins_clients, parts_of
 from fl_lightning.lightning.module.contents import PLAIN, held_by
 from fl_lightning.lightning.module.kept_objects import (
@@ -202,7 +203,7 @@ class WholeState(ObjectState):
         parts = outside_metrics(submodules(module))
         named = [(f"{prefix}." if prefix else "", part) for prefix, part in parts]
         self._keep(_Bindings([(at, part._buffers) for at, part in named], ""), waiting)
-        for _, _, name, buffer in all_buffers_of(module):
+        for _, _, name, buffer in chain(*buffers_of(module)):
             for kind in kinds_of(buffer) or ():
                 self._keep(kind(buffer, name), waiting)
         self.attributes = list(self.kept)  # and buffers, those of metrics that cannot be joined left out
