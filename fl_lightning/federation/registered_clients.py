@@ -125,8 +125,8 @@ class RegisteredClients:
             if words not in self._warned and len(self._warned) < _WARNINGS:
                 self._warned.add(words)
                 rank_zero_warn(
-                    f"client {found.client_id} computes with other versions than the server ({words}): its numbers may "
-                    "differ in their last bits from those of a simulation"
+                    f"client {found.client_id} computes with other versions or kernels than the server ({words}): its "
+                    "numbers may differ in their last bits from those of a simulation"
                 )
         if found.frozen != self._frozen:
             refused.append("frozen parameters: other values; load the same pretrained weights on all sides")

@@ -31,7 +31,6 @@ from fl_lightning.fit.options import FitOptions
 from fl_lightning.lightning.fit_description import FitDescription, plain
 from fl_lightning.lightning.names import Trainer, rank_zero_info
 from fl_lightning.lightning.ranks import Ranks
-from fl_lightning.lightning.versions import versions
 
 _NAMED = 3
 _TIMES = ("seconds", "training_seconds")
@@ -83,8 +82,7 @@ def check_executor(ranks: Ranks, executor: Executor) -> None:
 
 def check_same_fit(ranks: Ranks, description: FitDescription, trainer: Trainer) -> None:
     """Makes sure that all ranks have the same data, method, options and versions, and the same kind of processor."""
-    kernels = {name: backend.implementation for name, backend in versions().ops.items()}
-    here = {"python": python_version(), "threads": str(torch.get_num_threads()), "kernels": repr(kernels)}
+    here = {"python": python_version(), "threads": str(torch.get_num_threads())}
     settings = {**description.settings, **trainer_settings(trainer)}
     description = altered(description, settings=settings, versions={**description.versions, **here})
     first, *others = map(FitDescription.from_state_dict, ranks.gather(description.state_dict()))

@@ -83,8 +83,10 @@ def versions() -> Versions:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of the packages that decide what a fit computes."""
-    return {"fl_lightning": __version__, "torch": str(torch.__version__), "lightning": str(vars(pl)["__version__"])}
+    """Versions of the packages that decide what a fit computes, and which kernels run."""
+    kernels = next(iter(ops.backend().values())).implementation
+    own = {"fl_lightning": __version__, "kernels": kernels}
+    return {**own, "torch": str(torch.__version__), "lightning": str(vars(pl)["__version__"])}
 
 
 @checked(file=ANY)

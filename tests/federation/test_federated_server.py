@@ -219,6 +219,18 @@ def test_adapters_of_another_rank_are_refused_with_a_sentence():
         assert ("adapters: the mean of factors needs one rank and the same adapted layers" in words) == refused
 
 
+def test_other_kernels_are_told_once(recwarn):
+    server, clients = made_server(FedAvg), made_clients(FedAvg, {})
+    own = server.fit_description.versions["kernels"]
+    for client in clients:
+        found = client.introduction()
+        found.description["versions"] = {**found.description["versions"], "kernels": "others"}
+        assert server.refusal(found) is None
+    assert [str(w.message).partition(": its numbers")[0] for w in recwarn.list] == [
+        f"client 0 computes with other versions or kernels than the server (versions: kernels: {own} became others)"
+    ]
+
+
 def test_answers_that_nobody_asked_for_are_refused():
     server, clients = made_server(FedAvg), made_clients(FedAvg, {})
     with pytest.raises(ValueError, match="close_round needs a round that open_round has opened, found none"):

@@ -242,7 +242,9 @@ def test_data_that_are_loaded_anew_may_change(tmp_path, recwarn):
 def test_versions_are_told(written, tmp_path):
     content = torch.load(written, weights_only=True)
     fit = content["callbacks"]["fl_lightning"]["fit"]
-    assert fit["versions"] == {"fl_lightning": fl.__version__, "torch": torch.__version__, "lightning": L.__version__}
+    kernels = fl.ops.backend()["puc_track"].implementation
+    installed = {"fl_lightning": fl.__version__, "torch": torch.__version__, "lightning": L.__version__}
+    assert fit["versions"] == {**installed, "kernels": kernels}
     fit["versions"]["torch"] = "1.13"
     torch.save(content, tmp_path / "old.ckpt")
     with pytest.warns(
