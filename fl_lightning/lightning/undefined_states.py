@@ -19,8 +19,9 @@ class Undefined(NamedTuple):
 
     where: Tensor  # whether the value is 0/0, or that of each class ``[C]``
     reason: str
-    support: Tensor | None = None  # samples of each class, where averages are over the classes that have a value
-    absent: Tensor | None = None  # classes in neither labels nor predictions
+    support: Tensor | None = None  # samples of each class
+    absent: Tensor | None = None  # classes that averages leave out: in neither labels nor predictions, or ignored
+    needs_all: bool = False  # whether an average over the other classes is undefined with one of them
     complete: bool = True  # whether there is nothing else that makes a value up
 
 
@@ -93,10 +94,12 @@ def _of_curve(state: Any, kind: str, task: str) -> Undefined | None:
             positives, negatives = (target == 1).sum(0), (target == 0).sum(0)
     if average == "micro":
         positives, negatives = positives.sum(), negatives.sum()
-    if kind in _OF_POSITIVES:
-        return Undefined(positives == 0, "No positive samples in targets")
-    some = "negative" if bool(positives.all()) else "positive"
-    return Undefined((positives == 0) | (negatives == 0), f"No {some} samples in targets")
+    where, at, absent = positives == 0, state.ignore_index, torch.zeros_like(positives, dtype=torch.bool)
+    if task == "Multiclass" and absent.dim() and at is not None and 0 <= at < len(absent):
+        absent[at] = True
+    some = "positive" if kind in _OF_POSITIVES or bool((where & ~absent).any()) else "negative"
+    where = where if kind in _OF_POSITIVES else where | (negatives == 0)
+    return Undefined(where, f"No {some} samples in targets", positives, absent, needs_all=True)
 
 
 def _of_queries(state: Any, kind: str) -> Undefined | None:
@@ -138,7 +141,7 @@ def _of_regression(state: Any, kinds: list[str]) -> Tensor | None:
             return _is_constant(state.var_val / state.total, state.mean_val)
         of = {"mean": state.mean_val, "range": state.max_val - state.min_val, "l2": state.target_squared}
         return torch.as_tensor(of[state.normalization] == 0)
-    if "CriticalSuccessIndex" in kinds and isinstance(state.hits, Tensor):
+    if "CriticalSuccessIndex" in kinds and hasattr(state, "hits"):
         return torch.as_tensor(state.hits + state.misses + state.false_alarms == 0)
     return None
 

@@ -186,6 +186,18 @@ def test_curves_need_every_class(name, thresholds):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("thresholds", [None, 101])
+def test_averages_leave_an_ignored_class_out(thresholds):
+    scores, truth = torch.rand(30, 3, generator=torch.Generator().manual_seed(0)).softmax(1), torch.arange(30) % 3
+    kept, options = truth > 0, {"ignore_index": 0}
+    each = [sk.roc_auc_score(truth[kept] == c, scores[kept, c]) for c in (1, 2)]
+    value, reason = judged(made("MulticlassAUROC", thresholds=thresholds, **options), scores, truth)
+    assert (float(value), reason) == (pytest.approx(np.mean(each), abs=0.02 if thresholds else 1e-6), None)
+    value, reason = judged(made("MulticlassRecall", **options), scores, truth)
+    assert float(value) == pytest.approx(sk.recall_score(truth, scores.argmax(1), labels=[1, 2], average="macro"))
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name in KINDS if split(name)[1] in CHANCE])
 def test_correlations_of_labels_need_two_classes(name):
     """Matthews' on both sides, and Cohen's on one."""

@@ -103,10 +103,11 @@ def _judged(metric: Metric, value: Any, found: Undefined, of_batch: bool) -> tup
         return value, None
     if where.dim() and average in (None, "none"):
         return nan_like(value, where), found.reason
-    if where.dim() and found.support is not None:
-        taken = ~where if found.absent is None else ~(where | found.absent)
+    absent = torch.zeros_like(where) if found.absent is None else found.absent
+    if where.dim() and found.support is not None and not (found.needs_all and bool((where & ~absent).any())):
+        taken = ~(where | absent)
         weights = found.support[taken] if average == "weighted" else torch.ones_like(found.support)[taken]
-        if bool(taken.any()):
+        if bool(taken.any()) and isinstance(value, Tensor):
             if of_batch:
                 return value, None
             with shadowed(metric, average="none"):
