@@ -250,3 +250,16 @@ def test_another_fit_of_one_strategy_goes_on_with_other_clients():
     with pytest.warns(UserWarning, match="than the last fit's state .*'d' joined, 'b' left"):
         trainer.fit(module, of("acd"))
     assert strategy.algorithm.rounds == {0: before[0] + 1, 1: before[2] + 1, 2: 1}
+
+
+def test_vectors_of_ids_follow_the_clients(tmp_path):
+    make = partial(fl.algorithms.AAggFF, "silo")
+    strategy, module, _ = fit(make, of("abc"), 2)
+    module.trainer.save_checkpoint(tmp_path / "two.ckpt")
+    before = strategy.algorithm.gradient
+    with pytest.warns(UserWarning, match="'d' joined, 'b' left"):
+        strategy, _, states = fit(make, of("acd"), 3, tmp_path / "two.ckpt")
+    assert states["algorithm"]["clients"].tolist() == [0, 3, 1]
+    assert torch.equal(states["algorithm"]["gradient"], before)
+    assert strategy.algorithm.clients.tolist() == [0, 3, 1, 2]
+    assert strategy.algorithm.gradient[1] == before[1]  # b is absent, and counts as one without a loss
