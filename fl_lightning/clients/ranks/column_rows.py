@@ -112,8 +112,6 @@ class RowExchange:
 
     def begin(self) -> None:
         """Nobody has sent anything; what was begun before is complete."""
-        for wave in range(len(self._own)):
-            self._ranks.forget(self._key(wave, self._ranks.rank))
         self._number += 1
         self._own, self._pending = [], []
         self._begun, self._over = 0, 0
@@ -154,6 +152,8 @@ class RowExchange:
         for pending in self._pending:
             pending.wait()
         self._release()
+        for wave in range(len(self._own)):  # now, because another fit of this process counts from 0 again
+            self._ranks.forget(self._key(wave, self._ranks.rank))
         everyone = [client for clients in sent for client in clients]
         self._check(everyone)
         for client in everyone:
