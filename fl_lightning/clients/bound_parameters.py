@@ -144,7 +144,8 @@ class BoundParameters:
         if names:
             raise ModuleError(
                 "the trained parameters must not change during a fit, and requires_grad comes back after every client, "
-                f"found {_some(names)} frozen in local training: freeze in the module's __init__, setup or on_fit_start"
+                f"found {_some(names)} frozen in local training: freeze in the module's __init__, setup or "
+                "on_fit_start, or let steps that freeze and thaw in turn end with requires_grad_(True)"
             )
 
     def put_flags_back(self) -> None:
