@@ -52,6 +52,7 @@ ACCEPTED = {
         (r"Record\(client_(ids|names)$", "no client took part, or names are the ids"),
         (r"Selection\((client_ids|drop_outs)$", "no client was available, or none dropped out"),
         (r"(RoundSeries|FitRecord)\(", "before the first round"),
+        (r"FitDescription\(names$", "clients have numbers alone"),
         (r"UniformSampler\(always$", "all are drawn"),
         (r"(Holdings\(counts|Absence\(client_ids)$", "no clients"),
         (r"LocalWork\((parameters|rates)$", "before the first step"),
