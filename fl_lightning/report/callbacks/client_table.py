@@ -122,7 +122,8 @@ def format_client_table(record: EvaluationRecord, max_clients: int = 40) -> str:
     Args:
         record: an evaluation.
         max_clients: with more clients than this only the worst 10 and best 10 are listed, ordered by the first metric
-            where larger is better (or else the first); clients without a value for it are not among them.
+            where larger is better (or else the first), of the clients' own models if they have any; clients without a
+            value for it are not among them.
 
     Returns:
         Lines without a final line break.
@@ -137,6 +138,7 @@ def format_client_table(record: EvaluationRecord, max_clients: int = 40) -> str:
     shown: list[int | None] = list(range(len(record.client_ids)))
     if len(shown) > max_clients:
         metric = next((name for name in names if record.mode(name) == "max"), names[0])
+        metric = own if (own := f"personal/{metric}") in names else metric
         shown = _both_ends(record.ranking(metric), max_clients)
         title += f", the worst and the best by {metric}"
     behind = {name: _samples_behind(record, name) for name in names}

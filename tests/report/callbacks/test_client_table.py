@@ -174,6 +174,8 @@ def test_table_of_many_clients_shows_both_ends():
     assert text.splitlines()[0] == "val after 1 round: 60 clients, the worst and the best by acc"
     assert len(listed(format_client_table(record, max_clients=60))) == 60
     assert listed(format_client_table(record, max_clients=6)) == [*names[:3], "...", *names[-3:]]
+    own = evaluation_record(1, ids=range(n), sizes=[5] * n, acc=accuracy, **{"personal/acc": [k / n for k in range(n)]})
+    assert listed(format_client_table(own, max_clients=6)) == ["0", "1", "2", "...", "57", "58", "59"]
 
 
 def test_table_orders_a_loss_from_the_highest():
