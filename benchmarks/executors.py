@@ -39,8 +39,8 @@ from benchmarks._rounds.timing import Median
 from benchmarks._rounds.workloads import Classifier, federated
 from fl_lightning.clients.base import CohortRunner, Executor
 from fl_lightning.clients.client_runner import ClientRunner
+from fl_lightning.clients.parallel import ParallelRunner
 from fl_lightning.clients.update_rows import Upload
-from fl_lightning.clients.workers.runner import ParallelRunner
 from fl_lightning.lightning.batches import ClientTask
 
 WARM_UP = 1

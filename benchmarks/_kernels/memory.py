@@ -3,11 +3,20 @@
 
 from __future__ import annotations
 
-from fl_lightning.clients.workers import process
+import ctypes
+import sys
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # names of malloc.h
 
 
 def keep_freed_memory() -> str:
-    """As in worker processes; says in words what holds now."""
-    if process.keep_freed_memory():
-        return "glibc keeps what is freed, so that outputs lie in memory that was used before"
-    return "as the C library has it"
+    """Lets glibc reuse large blocks, as MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_=2147483647; says what holds."""
+    try:
+        library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    except OSError:
+        library = None
+    if library is None or not hasattr(library, "gnu_get_libc_version"):
+        return "as the C library has it"
+    library.mallopt(_MMAP_MAX, 0)
+    library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    return "glibc keeps what is freed, so that outputs lie in memory that was used before"

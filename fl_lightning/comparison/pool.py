@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from fl_lightning.clients.workers.process import WorkerProcess, death, start, stop
+from fl_lightning.core.processes import Fork, stop
 
 Key = TypeVar("Key")
 Task = Callable[[], Any]
@@ -37,13 +37,13 @@ def work(tasks: Mapping[Key, Task], jobs: int, done: Callable[[Key, Any], None])
         reason = "this process has used CUDA already" if hasattr(os, "fork") else "this system has no fork"
         raise RuntimeError(f"jobs must be 1, found {jobs}: {reason}, and cannot be copied")
     waiting, free = list(tasks.items()), list(range(jobs))
-    busy: dict[Connection, tuple[Key, int, WorkerProcess]] = {}
+    busy: dict[Connection, tuple[Key, int, Fork]] = {}
     try:
         while waiting or busy:
             while waiting and free:
                 key, task = waiting.pop(0)
                 slot = free.pop(0)
-                worker = start(_serving(task, slot), [worker for _, _, worker in busy.values()])
+                worker = Fork(_serving(task, slot))
                 busy[worker.channel] = key, slot, worker
             for ready in wait(list(busy)):
                 channel = cast("Connection", ready)
@@ -54,10 +54,10 @@ def work(tasks: Mapping[Key, Task], jobs: int, done: Callable[[Key, Any], None])
                     message = None
                 free.append(slot)
                 channel.close()
-                ended = death(worker)
+                ended = worker.end()
                 done(key, Failure(f"its process {ended}") if message is None else message[0])
     finally:
-        stop([worker for _, _, worker in busy.values()])
+        stop(worker for _, _, worker in busy.values())
 
 
 def _serving(task: Task, slot: int) -> Callable[[Connection], None]:

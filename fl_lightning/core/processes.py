@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processes that work together need: objects as bytes, fair shares of the work, and an end with the first one."""
+"""What processes that work together need: objects as bytes, fair shares of the work, copies, and a common end."""
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import ctypes
 import heapq
 import io
+import multiprocessing
 import os
 import pickle
 import signal
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -140,3 +144,58 @@ def _at_parents_death(number: int) -> None:
     library = ctypes.CDLL(None)
     if hasattr(library, "prctl"):
         library.prctl(_PDEATHSIG, number)
+
+
+# ---- copies
+
+
+class Fork:
+    """A copy of this process that serves over a channel, with one thread, and ends with this process."""
+
+    def __init__(self, serve: Callable[[Connection], None]) -> None:
+        context = multiprocessing.get_context("fork")
+        self.channel, theirs = context.Pipe()
+        self._process = context.Process(target=self._run, args=(serve, theirs, os.getpid()))
+        self._process.start()
+        theirs.close()
+
+    def _run(self, serve: Callable[[Connection], None], channel: Connection, parent: int) -> None:
+        # A group of its own: Ctrl-C in a terminal reaches the parent, which ends its copies.
+        os.setpgid(0, 0)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            if callable(signal.getsignal(number)):  # handlers of the parent
+                signal.signal(number, signal.SIG_IGN)
+        end_with_parent(parent)
+        self.channel.close()
+        torch.set_num_threads(1)  # the parent's threads do not exist here
+        with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone, or has no more use for this process
+            serve(channel)
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        os._exit(0)  # not the cleanup of its parent
+
+    def kill(self) -> None:
+        """Ends it at once, and what it has started; :meth:`end` has to follow."""
+        if self._process.is_alive():
+            with contextlib.suppress(ProcessLookupError):  # it has no group of its own yet
+                os.killpg(self._process.pid or 0, signal.SIGKILL)
+            self._process.kill()
+
+    def end(self) -> str:
+        """Waits for its end and says how it came about."""
+        self._process.join()
+        code = self._process.exitcode or 0
+        if code < 0:
+            hint = ": perhaps memory ran out" if -code == signal.SIGKILL else ""
+            return f"was killed by {signal.Signals(-code).name}{hint}"
+        return f"ended with exit code {code}"
+
+
+def stop(copies: Iterable[Fork]) -> None:
+    """Ends copies of this process at once, and what they have started; some may have ended."""
+    forks = list(copies)
+    for fork in forks:
+        fork.kill()
+        fork.channel.close()
+    for fork in forks:
+        fork.end()

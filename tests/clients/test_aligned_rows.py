@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client's training gives the same bits wherever its row lies: parameters and rows start at 64-byte boundaries."""
 
-from multiprocessing import Pipe
 from pathlib import Path
 
 import lightning as L
@@ -15,7 +14,7 @@ from worker_processes import FORKS, TWO
 
 import fl_lightning as fl
 from fl_lightning.algorithms import ClientReport, ClientRule, FedAvg
-from fl_lightning.clients.workers import process
+from fl_lightning.core.processes import pack, unpack
 from fl_lightning.core.tensors import ALIGNMENT
 from fl_lightning.data.cohort_samplers import Selection
 
@@ -134,11 +133,9 @@ def test_rows_and_companions_start_at_boundaries(executor):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8])
 def test_tensors_of_messages_start_at_boundaries(dtype):
-    ours, theirs = Pipe()
     sent = [torch.arange(n, dtype=torch.float64).to(dtype) for n in (1, 3, 65, 1000)]
     sent += [torch.ones(2, 3, 4, 5, dtype=dtype).to(memory_format=torch.channels_last), torch.ones(3, 5, dtype=dtype).T]
-    process.send(theirs, sent)
-    found = process.receive(ours)
+    found = unpack(pack(sent), torch.device("cpu"))
     assert off_line(found) == set()
     for before, after in zip(sent, found, strict=True):
         assert torch.equal(before, after)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from worker_processes import FORKS, TWO
 
 import fl_lightning as fl
-from fl_lightning.clients.workers.process import WorkerPool
+from fl_lightning.clients.parallel import ParallelRunner
 
 pytestmark = FORKS
 
@@ -23,15 +23,15 @@ def compare(folder, make_strategy=dict, alone=False, **options):
     outcomes, sizes = [], []
     options = {"rounds": 3, "trainer": {}, **options}
     options["trainer"] = {"limit_val_batches": 0, **options["trainer"]}
-    start = WorkerPool.start
+    send_out = ParallelRunner._send_out
 
-    def counted(pool, target, places):
-        start(pool, target, places)
-        sizes.append(len(pool._workers))
+    def counted(runner):
+        send_out(runner)
+        sizes.append(len(runner._workers))
 
     for executor in (None, TWO):
         project = Project(strategy={**make_strategy(), "executor": executor}, **options)
-        with patch.object(WorkerPool, "start", counted):
+        with patch.object(ParallelRunner, "_send_out", counted):
             outcomes.append(project.fit(folder))
     assert_equal(outcomes[1], outcomes[0], 0)
     assert outcomes[1].strategy.executor_fallback is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worker processes beside others: their threads, their children, and clients that take no time at all."""
+"""Worker processes beside others: their threads and their children."""
 
 import os
 import signal
@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import Classifier, fresh, train, weights
+from support import Classifier, fresh, train
 from worker_processes import FORKS, TWO
-
-from fl_lightning.clients.workers import worker
 
 pytestmark = FORKS
 
@@ -58,10 +56,3 @@ def test_what_workers_have_started_ends_with_them():
     finally:
         for child in filter(runs, children):
             os.kill(child, signal.SIGKILL)
-
-
-def test_clients_that_take_no_time_are_sent_at_the_end_of_the_round(monkeypatch):
-    monkeypatch.setattr(worker, "_MOMENT", 1e9)
-    done = train(executor=TWO)
-    assert done.strategy.executor_fallback is None
-    assert torch.equal(weights(done.module), weights(train().module))

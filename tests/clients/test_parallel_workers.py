@@ -181,7 +181,7 @@ def test_obstacles_are_said_before_the_first_round(caplog, name):
 
 
 def test_copies_that_cannot_train_are_given_up(monkeypatch):
-    monkeypatch.setattr("fl_lightning.clients.workers.worker.can_train", lambda: "autograd does not survive forks")
+    monkeypatch.setattr("fl_lightning.clients.parallel.can_train", lambda: "autograd does not survive forks")
     module, alone = fresh(), fresh()
     strategy = fit_in_workers(module).strategy
     fit_in_workers(alone, executor=None)

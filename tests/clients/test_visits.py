@@ -18,9 +18,7 @@ from support import Classifier, fit, fresh, weights
 import fl_lightning as fl
 from fl_lightning.clients.base import CohortRunner, Executor
 from fl_lightning.clients.visits import Replays, Visits
-from fl_lightning.clients.workers import process
 from fl_lightning.core.seeding import derive_seed
-from fl_lightning.core.tensors import padded
 from fl_lightning.data.cohort_samplers import UniformSampler
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are made by fork")
@@ -36,8 +34,7 @@ class Elsewhere(Executor):
         return ElsewhereRunner(clients, self.folder / "outcomes")
 
     def rows(self, number, like):
-        n = like.numel()
-        return process.shared((number, padded(n, like.dtype)), like.dtype)[:, :n]
+        return fl.executors.Parallel().rows(number, like)
 
 
 class ElsewhereRunner(CohortRunner):

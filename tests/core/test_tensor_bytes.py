@@ -23,6 +23,8 @@ CPU = torch.device("cpu")
         torch.tensor([True, False]),
         torch.randn(5).to(torch.bfloat16),
         torch.randn(4, dtype=torch.complex64).conj(),
+        torch.randn(2, dtype=torch.complex64).conj().imag,
+        torch._neg_view(torch.arange(3.0)),
         torch.tensor([float("nan"), float("inf"), -0.0]),
         torch.randn(2, requires_grad=True),
         nn.Parameter(torch.randn(3)),

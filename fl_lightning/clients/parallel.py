@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several clients at a time, in worker processes: copies of this process to which it hands out clients over pipes."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import pickle
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.util import Finalize
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms.base import obstacle
+from fl_lightning.arguments import Bounds, checked
+from fl_lightning.clients.base import CohortRunner, Executor
+from fl_lightning.clients.client_runner import ClientRunner
+from fl_lightning.clients.update_rows import Upload
+from fl_lightning.clients.visits import Outcome, Replays, Visits
+from fl_lightning.core.errors import ModuleError
+from fl_lightning.core.processes import Fork, pack, stop, unpack
+from fl_lightning.core.tensors import padded
+from fl_lightning.lightning.batches import ClientTask
+from fl_lightning.lightning.inspection import profiler_of, step_hooks, users_callback
+from fl_lightning.lightning.names import rank_zero_info
+
+
+@checked(workers=Bounds(1), timeout=Bounds(above=0))
+@dataclass(frozen=True)
+class Parallel(Executor):
+    """Trains several clients at a time in worker processes, on the CPU of a Linux machine.
+
+    Weights, losses, logged values and states are those of :class:`Sequential` on one thread, bit for bit. The workers
+    of a round are copies of this process as it is then (fork), with one thread each. Only the update matrix lies in
+    shared memory. What clients leave behind is joined here, in cohort order.
+
+    Args:
+        workers: processes; ``None``: one for every processor core that this process may use.
+        timeout: seconds that one client's training may take in a worker process. A worker that takes longer is killed,
+            and its client has failed (``on_client_error``). ``None``: any time, since nobody but you can know how long
+            a client takes.
+
+    Raises:
+        ValueError: ``workers`` or ``timeout`` is not positive.
+    """
+
+    workers: int | None = None
+    timeout: float | None = None
+
+    def obstacle(self, clients: ClientRunner) -> str | None:
+        """Why nothing can be trained in other processes here."""
+        trainer, rule, device = clients.trainer, clients.rule, clients.global_params.device
+        if device.type != "cpu":
+            return f"worker processes train on the CPU, and this fit runs on {device}"
+        if sys.platform != "linux":
+            return f"worker processes are copies of a running process, which {sys.platform} does not support safely"
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            # Adam, for one, asks CUDA for its stream wherever there is a GPU, also for parameters on the CPU.
+            return "this process has used CUDA, which copies of it cannot use again"
+        profiler = profiler_of(trainer)
+        if profiler is not None:
+            return f"Trainer(profiler={profiler}) would not see what happens in worker processes"
+        hook = next(step_hooks(trainer.callbacks), None)  # type: ignore[attr-defined]
+        if hook is not None:
+            return f"{hook} would run in worker processes"
+        between = users_callback(trainer.callbacks, "on_train_batch_start", "on_train_batch_end")  # type: ignore[attr-defined]
+        if between is not None:
+            return f"worker processes would not see what {type(between).__name__} does between two clients"
+        return obstacle(rule) or next(iter(clients.visits.in_turn()), None)
+
+    def runner(self, clients: ClientRunner) -> CohortRunner:
+        """Forks when the first client of a round is asked for."""
+        return ParallelRunner(clients, self.workers or len(os.sched_getaffinity(0)), self.timeout)
+
+    def rows(self, number: int, like: Tensor) -> Tensor:
+        """Memory that worker processes share."""
+        if like.device.type != "cpu":
+            return super().rows(number, like)
+        n, width = like.numel(), padded(like.numel(), like.dtype)
+        # Anonymous: no name to leak, no limit of a file system for shared memory.
+        memory = mmap.mmap(-1, number * width * like.element_size())
+        return torch.frombuffer(memory, dtype=like.dtype).view(number, width)[:, :n]
+
+
+class WorkerDiedError(RuntimeError):
+    """A worker process ended before it had trained a client."""
+
+
+class _Worker(Fork):
+    """A worker process, which serves until its channel is closed."""
+
+    place: int | None = None  # of the client that it trains, among the round's tasks
+    since: float = 0.0  # by ``time.monotonic()``
+
+
+class ParallelRunner(CohortRunner):
+    """Lets workers train the clients of a round, and hands over in order what they left behind.
+
+    This process trains no client itself while workers can. A worker's result has no effect here before the client's
+    turn, and every visit begins with the module as the round found it: where no worker can be made, this process trains
+    the clients that are left.
+    """
+
+    def __init__(self, clients: ClientRunner, workers: int, timeout: float | None = None) -> None:
+        self._clients, self._size, self._timeout = clients, min(workers, len(clients.rows)), timeout
+        self._replays = Replays(clients)
+        self._workers: list[_Worker] = []
+        Finalize(self, stop, (self._workers,), exitpriority=0)
+        # Python 3.12 warns of threads that do not exist in copies, which use none of them.
+        warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+        self.begin_round([])
+
+    def begin_round(self, tasks: Sequence[ClientTask]) -> None:
+        """Workers begin when the first client is asked for."""
+        self.close()
+        self._tasks, self._turn = list(tasks), -1  # place of the client that is being handed over
+        self._waiting: list[int] = []  # places of clients that nobody trains yet; the next one is the last
+        self._results: dict[int, Outcome] = {}
+        self._flaw = ""
+
+    def train(self, task: ClientTask) -> Upload:
+        """Hands over the next client as soon as it is trained."""
+        self._turn += 1
+        if self.fallback is None and len(self._tasks) > 1:
+            try:
+                if self._turn == 0:
+                    self._send_out()
+                for worker in self._workers:  # it may have waited for this process until now
+                    worker.since = time.monotonic()
+                while self._turn not in self._results and self.fallback is None:
+                    self._listen()
+            except Exception as error:
+                # No client has failed here, so none may be dropped for it: what clients raise comes with their results.
+                self._fall_back(f"{type(error).__name__} between this process and its workers: {error}")
+            except BaseException:
+                self.close()
+                raise
+        if self._turn not in self._results:
+            return self._clients.train(task)
+        return self._replays.replay(task, self._results.pop(self._turn))
+
+    def end_round(self) -> None:
+        """Waits until all workers have said that they are done; they end by themselves, which takes milliseconds."""
+        while self._serving():
+            self._listen()
+        if self._flaw:
+            raise ValueError(self._flaw)
+
+    def close(self) -> None:
+        """Ends all workers."""
+        stop(self._workers)
+        self._workers.clear()
+
+    def _fall_back(self, reason: str) -> None:
+        """Trains this client and all that follow in this process; those handed over have left no such trace."""
+        self.close()
+        self._results, self.fallback = {}, reason
+        rank_zero_info(f"Parallel trains this fit's clients one after the other from now on: {reason}")
+
+    # ---- in this process
+
+    def _send_out(self) -> None:
+        """Makes new workers, which are copies of this process as it is now."""
+        self._clients.visits.look()  # workers and this process give objects the same numbers
+        costs = [self._clients.planned_cost(task) for task in self._tasks]
+        self._waiting = sorted(range(len(costs)), key=lambda place: (costs[place], -place))  # the longest first
+        for _ in range(min(self._size, len(costs))):
+            self._start()
+
+    def _start(self) -> None:
+        self._workers.append(_Worker(self._serve))
+        self._hand_out(self._workers[-1])
+
+    def _hand_out(self, worker: _Worker) -> None:
+        worker.place, worker.since = self._waiting.pop() if self._waiting else None, time.monotonic()
+        with contextlib.suppress(ConnectionError):  # it has died, as its channel is about to tell
+            worker.channel.send(worker.place)
+
+    def _serving(self) -> dict[object, _Worker]:
+        return {worker.channel: worker for worker in self._workers if not worker.channel.closed}
+
+    def _listen(self) -> None:
+        """Waits for workers, and ends those that take too long."""
+        serving, limit = self._serving(), self._timeout
+        seconds = limit and max(min(worker.since for worker in serving.values()) + limit - time.monotonic(), 0)
+        for channel in wait([worker.channel for worker in serving.values()], seconds):
+            if channel in self._serving():
+                self._hear(serving[channel])
+        for worker in self._serving().values():
+            if limit is not None and time.monotonic() - worker.since > limit:
+                worker.kill()
+                error = f"it trained for more than timeout={limit:g} s, and its worker process was killed"
+                self._lose(worker, TimeoutError(error))
+
+    def _hear(self, worker: _Worker) -> None:
+        """Takes a message: an outcome, why a worker cannot train, or in the end why its updates cannot be used."""
+        try:
+            packed = worker.channel.recv_bytes()
+        except (EOFError, OSError):
+            self._lose(worker, WorkerDiedError(f"its worker process {worker.end()}"))
+            return
+        ended = worker.place is None
+        if not ended:
+            self._hand_out(worker)
+        message = unpack(packed, torch.device("cpu"))
+        if isinstance(message, Outcome):
+            self._results[message.place] = message
+        elif ended:
+            self._flaw = self._flaw or message
+            worker.channel.close()
+        else:
+            self._fall_back(f"worker processes cannot train here ({message})")
+
+    def _lose(self, worker: _Worker, error: Exception) -> None:
+        """The client of a worker has failed; another worker goes on with the others."""
+        worker.channel.close()
+        if worker.place is not None:
+            self._results[worker.place] = Outcome(worker.place, error=error)
+        if self._waiting:
+            self._start()
+
+    # ---- in a worker
+
+    def _serve(self, channel: Connection) -> None:
+        """Trains the clients that are handed out."""
+        if obstacle := can_train():
+            channel.send_bytes(pack(obstacle))
+            return
+        visits = Visits(self._clients)
+        with visits.recording():
+            while (place := channel.recv()) is not None:
+                outcome = visits.visit(self._tasks[place], place)
+                with contextlib.suppress(Exception):
+                    sys.stdout.flush()
+                channel.send_bytes(_packed(outcome))
+        flaw = ""
+        try:
+            self._clients.check_round()
+        except ValueError as error:
+            flaw = str(error)
+        channel.send_bytes(pack(flaw))
+        os.killpg(0, signal.SIGKILL)  # with all that clients have started
+
+
+def _packed(outcome: Outcome) -> bytes:
+    try:
+        return pack(outcome)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        reason = f"what clients log or send must be something that can be pickled, found {error}"
+        return pack(Outcome(outcome.place, error=ModuleError(f"{reason}: use executor=Sequential()")))
+
+
+def can_train() -> str:
+    """Why backward passes fail in a copy of this process, if they do."""
+    try:
+        torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        return str(error)
+    return ""
