@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worked example of CONTRIBUTING.md, taken from the page and run."""
 
+import inspect
 import math
 import re
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fl_lightning.algorithms.base import ServerRule
+from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage import kept
@@ -43,6 +44,13 @@ def rule_class(source, monkeypatch):
     )
     assert issubclass(made, ServerRule)
     return made
+
+
+def test_names_that_a_rule_may_not_use_are_listed():
+    listed = PAGE.read_text(encoding="utf-8").split("names that a fit uses itself:")[1].split("\n- ")[0]
+    for kind, part in zip((ServerRule, ClientRule), listed.split("in a `ClientRule`"), strict=True):
+        methods = {n for n, entry in vars(kind).items() if inspect.isfunction(entry) and n[0] != "_"}
+        assert set(re.findall("`(\\w+)`", part)) == methods | {"report" if kind is ServerRule else "scalars"}
 
 
 def cohort(rows, round_index=0):
