@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.storage import kept
-from fl_lightning.core.storage.kept import ColumnPart, in_columns
+from fl_lightning.core.storage.kept import ColumnPart
 from fl_lightning.core.updates import Columns, UpdateMatrix
 
 _SECONDS = 60.0
@@ -97,9 +97,7 @@ def divided(make: Callable[[], tuple[Any, Any]], cohorts: Sequence[Cohort], shar
             client.commit(own)
             steps.append(step)
             reports.append(server.report)
-        rules = {"server": server, "client": client}
-        held = {name: in_columns(kept.state(rule), kept.columns(rule), columns) for name, rule in rules.items()}
-        return Work(steps, reports, held)
+        return Work(steps, reports, [kept.saved(rule, columns) for rule in (server, client)])
 
     found = in_shares(cohorts[0].updates.layout.numel, shares, work)
     assert all(str(other.reports) == str(found[0].reports) for other in found), "shares must report the same"

@@ -72,7 +72,6 @@ class AAggFF(ServerRule):
 
     needs = Needs(losses=True)
     reads = "sums"
-    columnwise = True
     averages = True
 
     rounds = server_state(0)

@@ -49,7 +49,6 @@ class AdaFed(ServerRule):
 
     needs = Needs(losses=True)
     reads = "gram"
-    columnwise = True
 
     @checked(gamma=Bounds(0))
     def __init__(self, gamma: float = 1.0, unit: Literal["largest", "one"] = "largest") -> None:

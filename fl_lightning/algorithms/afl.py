@@ -45,12 +45,11 @@ class AFL(ServerRule):
 
     needs = Needs(losses=True)
     reads = "sums"
-    columnwise = True
     averages = True
 
     lam = per_client(float)  # lambda
     rounds = server_state(0)  # global models since the initial one
-    mean = server_state(Tensor, columns=True, wide=True)  # of all of them but the newest
+    mean = server_state(Tensor, wide=True)  # of all of them but the newest
 
     @checked(lambda_lr=Bounds(0))
     def __init__(self, lambda_lr: float = 0.01, full_participation: bool = False) -> None:

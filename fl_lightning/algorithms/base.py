@@ -33,8 +33,7 @@ class ClientRule:
         reads: what :meth:`adjust_step` and :meth:`commit` read of the clients' rows for the sake of all. What a client
             keeps of its own row is its own and does not count. A class that overrides one of the two without saying
             what they read counts as ``"rows"``.
-        columnwise: as in :class:`ServerRule`, for what :meth:`adjust_step` and :meth:`commit` do. A class that
-            overrides one of the two without saying it counts as ``False``.
+        columnwise: as in :class:`ServerRule`, for what :meth:`adjust_step` and :meth:`commit` do.
         scalars: numbers worth logging of the round that :meth:`commit` was called for.
         undefined_extras: names of extras in which NaN stands for something undefined. A report with NaN in others, or
             with infinity, counts as one whose update is not finite.
@@ -58,7 +57,7 @@ class ClientRule:
         own = vars(cls).keys()  # what a class does not say is not known
         if {"adjust_step", "commit"} & own:
             cls.reads = cls.reads if "reads" in own else "rows"
-            cls.columnwise = cls.columnwise and "columnwise" in own
+        cls.columnwise = kept.works_on_columns(cls, "adjust_step", "commit")
 
     def hyperparameters(self) -> dict[str, Any]:
         """See :meth:`ServerRule.hyperparameters`."""
@@ -168,8 +167,8 @@ class ServerRule(ABC):
             what its own reads counts as ``"rows"``.
         columnwise: the rule works on any run of the columns: it takes sums over columns from the cohort's
             :class:`UpdateMatrix`, and everything else that it does to parameters, rows and steps treats each column
-            alike. Several processes can then share the columns. ``False``: every process needs whole rows. A class that
-            overrides :meth:`aggregate` or :meth:`evaluation_params` without saying it counts as ``False``.
+            alike. Several processes can then share the columns. ``False``: every process needs whole rows. So does a
+            class outside this package that overrides :meth:`aggregate` or :meth:`evaluation_params` and does not say.
         layers: the layers that the rule works on; the strategy lays out the parameters accordingly.
         averages: the step is a mean of the rows, whatever its weights, so that client halves may add to it.
         report: how the last step came about.
@@ -177,7 +176,7 @@ class ServerRule(ABC):
 
     needs: Needs = Needs()
     reads: Reads = "rows"
-    columnwise: bool = False
+    columnwise: bool = True
     layers: LayerSpec = "module"
     averages: bool = False
     report: StepReport = StepReport()
@@ -190,8 +189,7 @@ class ServerRule(ABC):
         own = vars(cls).keys()
         if "aggregate" in own and "reads" not in own and not first:
             cls.reads = "rows"
-        if {"aggregate", "evaluation_params"} & own and "columnwise" not in own:
-            cls.columnwise = False
+        cls.columnwise = kept.works_on_columns(cls, "aggregate", "evaluation_params")
 
     def hyperparameters(self) -> dict[str, Any]:
         """The constructor's arguments that shape results, by name, as numbers, strings and lists of them.

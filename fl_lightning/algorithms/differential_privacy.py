@@ -75,7 +75,6 @@ class DifferentialPrivacy(ClientRule):
     """
 
     reads = "sums"
-    columnwise = True
 
     rounds = server_state(0)  # up to the last one that counted
 

@@ -24,7 +24,6 @@ class DRFL(ServerRule):
 
     needs = Needs(losses=True)
     reads = "sums"
-    columnwise = True
     averages = True
 
     def aggregate(self, cohort: Cohort) -> Tensor:

@@ -69,7 +69,6 @@ class FA(FedAvg):
     """
 
     reads = "sums"
-    columnwise = True
 
     _client: AgnosticWeights
 
@@ -101,9 +100,8 @@ class AgnosticWeights(ClientRule):
 
     needs = Needs(groups=True)
     reads = "sums"
-    columnwise = True
 
-    a = server_state(Tensor, sent="all")  # [J] float64 coefficients of the kernels
+    a = server_state(torch.zeros(0, dtype=torch.float64), sent="all")  # [J] float64 coefficients of the kernels
     share = server_state(float, sent="all")  # of group 1 among all samples
     relaxed = server_state(0)  # rounds in which no a met all constraints
     stuck = server_state(False)  # the last search found no a at all
@@ -143,7 +141,7 @@ class AgnosticWeights(ClientRule):
         self._sums += rows @ kernels.cpu()
         self._counts += torch.tensor([len(scores), float(member.sum())], dtype=torch.float64)
 
-        theta = torch.ones_like(scores) if self.a is None else (kernels @ self.a.to(kernels)).to(scores)
+        theta = (kernels @ self.a.to(kernels)).to(scores) if len(self.a) else torch.ones_like(scores)
         share = member.mean() if self.share is None else self.share
         covariance = (theta * (member - share) * scores).mean()
         return (theta * losses).mean() + self.penalty * torch.relu(covariance.abs() - self.tau)
@@ -199,7 +197,7 @@ class AgnosticWeights(ClientRule):
 
     def begin_fit(self, federation: Federation) -> None:
         """Checks that a restored ``a`` belongs to these bases."""
-        if self.a is not None and len(self.a) != len(self.bases):
+        if len(self.a) not in (0, len(self.bases)):
             raise ValueError(f"bases of FA must be the {len(self.a)} of the checkpoint, found {len(self.bases)}")
 
 

@@ -45,7 +45,6 @@ class FairFed(ServerRule):
     """
 
     reads = "sums"
-    columnwise = True
     averages = True
 
     weights = per_client(float)

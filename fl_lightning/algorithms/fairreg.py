@@ -39,7 +39,6 @@ class FairReg(ServerRule):
     layers = "model"
     needs = Needs(full_gradients=True)
     reads = "sums"
-    columnwise = True
 
     @checked(weight=Bounds(0), sharpness=Bounds(above=0))
     def __init__(self, weight: float = 1.0, notion: Notion = "dp", sharpness: float = 10.0) -> None:

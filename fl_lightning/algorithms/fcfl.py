@@ -75,7 +75,6 @@ class FCFL(ServerRule):
     layers = "model"
     needs = Needs(losses=True, full_gradients=True, client_lr=True)
     reads = "gram"
-    columnwise = True
 
     rounds = server_state(0)
     second = server_state(False)  # stage 2 has begun before its time

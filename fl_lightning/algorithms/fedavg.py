@@ -26,7 +26,6 @@ class FedAvg(ServerRule):
     """
 
     reads = "sums"
-    columnwise = True
     averages = True
 
     @checked()

@@ -49,10 +49,9 @@ class DynamicRegularizer(ClientRule):
     """
 
     reads = "sums"
-    columnwise = True
 
-    h = server_state(Tensor, columns=True)
-    h_i = per_client(Tensor, columns=True, sent="owner", device="dual_device")
+    h = server_state(Tensor)
+    h_i = per_client(Tensor, sent="owner", device="dual_device")
 
     def __init__(self, alpha: float, dual_device: str | None = None) -> None:
         self.alpha, self.dual_device = alpha, dual_device

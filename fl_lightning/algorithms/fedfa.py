@@ -46,10 +46,9 @@ class FedFa(ServerRule):
 
     needs = Needs(accuracies=True)
     reads = "sums"
-    columnwise = True
 
     counts = per_client(int)  # f_i
-    momentum = server_state(Tensor, columns=True, wide=True)  # v
+    momentum = server_state(Tensor, wide=True)  # v
 
     @checked(beta=Bounds(0, 1), gamma=Bounds(0, below=1))
     def __init__(self, beta: float = 0.5, gamma: float = 0.9) -> None:

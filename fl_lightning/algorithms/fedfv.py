@@ -62,7 +62,6 @@ class FedFV(RemembersRows):
     """
 
     needs = Needs(losses=True)
-    columnwise = True
 
     _eps = 0.0  # added to the squared norms and to the norm that are divided by, as some published code does
 

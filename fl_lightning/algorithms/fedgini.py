@@ -33,7 +33,6 @@ class FedGini(ServerRule):
 
     needs = Needs(losses=True)
     reads = "sums"
-    columnwise = True
     averages = True
 
     @checked(epsilon=Bounds(0, 1))

@@ -55,10 +55,9 @@ class FedHEAL(ServerRule):
     """
 
     reads = "rows"
-    columnwise = True
     averages = True
 
-    counts = per_client(Tensor, columns=True, dtype=torch.uint8)  # t_m l_m: rounds in which a coordinate rose
+    counts = per_client(Tensor, dtype=torch.uint8)  # t_m l_m: rounds in which a coordinate rose
     rounds = per_client(int)  # t_m: rounds that the client took part in
     weights = per_client(float)  # p_m
     gains = per_client(float)  # Delta p_m

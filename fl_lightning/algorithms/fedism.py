@@ -49,7 +49,6 @@ class FedISM(ServerRule):
     """
 
     reads = "sums"
-    columnwise = True
     averages = True
 
     weights = per_client(float)

@@ -82,8 +82,6 @@ class FedLF(RemembersRows):
         ValueError: an argument is out of range.
     """
 
-    columnwise = True
-
     seen = per_client(bool)
 
     _fair_kind: Literal["cos", "h", "none"] = "cos"  # equation 5; "h" as in FedMDFG (ablation M5); none (M4)

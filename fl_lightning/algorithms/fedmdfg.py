@@ -53,8 +53,6 @@ class FedMDFG(RemembersRows):
         ValueError: an argument is out of range.
     """
 
-    columnwise = True
-
     reference = per_client(float)  # R_i
 
     @checked(theta=Bounds(above=0, most=math.pi / 2), s=Bounds(0), beta=Bounds(above=0, below=1), history_device=DEVICE)

@@ -40,7 +40,6 @@ class FedMGDAPlus(ServerRule):
     """
 
     reads = "gram"
-    columnwise = True
 
     @checked(epsilon=Bounds(0, 1), server_lr=Bounds(above=0))
     def __init__(self, epsilon: float = 0.1, server_lr: float | None = None) -> None:

@@ -85,7 +85,7 @@ class PrototypeContrast(ClassPrototypes):
 
     def contrast_weight(self, when: int) -> float:
         """``a`` in round ``when``."""
-        return 0.0 if self.prototypes is None else self.contrast_share(when)
+        return self.contrast_share(when) if len(self.prototypes) else 0.0
 
     def shape_loss(self, work: LocalWork, loss: Tensor) -> Tensor:
         """``(1 - a) L``."""

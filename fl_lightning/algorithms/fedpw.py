@@ -53,7 +53,6 @@ class FedPW(ServerRule):
 
     needs = Needs(losses=True)
     reads = "rows"
-    columnwise = True
     layers = "tensor"
 
     p, p_gains, p_first = per_client(float), per_client(float), server_state(0.0)

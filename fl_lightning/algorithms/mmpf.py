@@ -51,12 +51,11 @@ class MMPF(ServerRule):
 
     needs = Needs(losses=True, requery=True, exact_step=True)
     reads = "sums"
-    columnwise = True
 
     mu = per_client(float)  # up to a factor; 1 for clients not yet seen
     k, inner, iteration, failures = server_state(1), server_state(0), server_state(0), server_state(0)
     best = server_state(float)  # the kept model's largest loss when it was last judged
-    best_params = server_state(Tensor, columns=True)
+    best_params = server_state(Tensor)
 
     @checked(
         inner_rounds=Bounds(1),

@@ -36,7 +36,6 @@ class QFedAvg(ServerRule):
 
     needs = Needs(losses=True, client_lr=True)
     reads = "sums"
-    columnwise = True
 
     @checked(q=Bounds(0))
     def __init__(self, q: float = 0.1) -> None:

@@ -42,7 +42,6 @@ class SCAFFOLD(ServerRule):
     """
 
     reads = "sums"
-    columnwise = True
     averages = True
 
     @checked(server_lr=Bounds(above=0), control_device=DEVICE)
@@ -76,10 +75,9 @@ class ControlVariates(ClientRule):
 
     needs = Needs(client_lr=True)
     reads = "sums"
-    columnwise = True
 
-    c = server_state(Tensor, columns=True, sent="all")
-    c_i = per_client(Tensor, columns=True, sent="owner", device="control_device")
+    c = server_state(Tensor, sent="all")
+    c_i = per_client(Tensor, sent="owner", device="control_device")
 
     def __init__(self, control_device: str | None = None, weighting: Weighting = "uniform") -> None:
         self.control_device, self.weighting = control_device, weighting

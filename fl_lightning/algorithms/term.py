@@ -40,7 +40,6 @@ class TERM(ServerRule):
 
     needs = Needs(losses=True)
     reads = "sums"
-    columnwise = True
 
     log_r = server_state(float)  # log of R
 

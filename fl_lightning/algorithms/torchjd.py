@@ -51,7 +51,6 @@ class TorchJD(ServerRule):
     """
 
     reads = "gram"
-    columnwise = True
 
     @checked(weighting=ANY, layers=FILLED)
     def __init__(self, weighting: nn.Module, layers: LayerSpec = "module", seed: int = 0) -> None:

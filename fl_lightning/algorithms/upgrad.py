@@ -35,7 +35,6 @@ class UPGrad(ServerRule):
     """
 
     reads = "gram"
-    columnwise = True
 
     @checked(layers=FILLED)
     def __init__(self, layers: LayerSpec = "module") -> None:

@@ -150,13 +150,11 @@ class FederatedFit:
             "the global parameters": self._binding.theta,
             "buffers": self.clients.buffers.global_values(),
         }
-        shared = len(self._columns.spans) > 1
-        apart = [f"{type(rule).__name__}.{name}" for name in kept.columns(rule)] if shared else []
-        apart += [f"guards.{name}" for name in self._server.guards.in_columns()] if shared else []
-        held["guards"] = self._server.guards.states()
-        held |= {type(rule).__name__: kept.state(rule), "server_optimizer": optimizer and optimizer.state_dict()}
+        held["guards"] = kept.common(self._server.guards.state_dict(self._columns))
+        held[type(rule).__name__] = kept.common(kept.saved(rule, self._columns))
+        held["server_optimizer"] = optimizer and optimizer.state_dict()
         held |= {"skipped_rounds": self._failures.skipped_rounds, "schedules": self.clients.schedules.state_dict()}
-        return {name: number for key, part in held.items() for name, number in checksums(part, key, apart).items()}
+        return {name: number for key, part in held.items() for name, number in checksums(part, key).items()}
 
     # ---- a round
 

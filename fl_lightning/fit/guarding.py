@@ -9,7 +9,6 @@ from typing import Any
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.storage import kept
-from fl_lightning.core.storage.kept import for_columns, in_columns
 from fl_lightning.core.updates import Columns
 
 _MANY = 100_000
@@ -70,25 +69,16 @@ class Guards:
         for guard in self.each:
             kept.reset(guard)
 
-    def states(self) -> dict[str, Any]:
-        """The guards' states, by name."""
-        return {name: kept.state(guard) for name, guard in self._named()}
-
     def state_dict(self, columns: Columns) -> dict[str, Any]:
         """What a checkpoint holds of each guard."""
-        return {name: in_columns(kept.state(guard), kept.columns(guard), columns) for name, guard in self._named()}
+        return {name: kept.saved(guard, columns) for name, guard in self._named()}
 
     def load_state_dict(self, states: Mapping[str, Any], columns: Columns, ids: Mapping[int, int]) -> None:
         """Restores what :meth:`state_dict` returned; guards that it lacks begin anew."""
         self.reset()
         for name, guard in self._named():
             if name in states:
-                own = kept.renumbered(guard, states[name], ids)
-                kept.load(guard, for_columns(own, kept.columns(guard), columns))
-
-    def in_columns(self) -> list[str]:
-        """Names of what lies in columns, among the states."""
-        return [f"{name}.{entry}" for name, guard in self._named() for entry in kept.columns(guard)]
+                kept.restore(guard, states[name], columns, ids)
 
     def _named(self) -> list[tuple[str, Guard]]:
         return [(f"{type(guard).__name__} {place}", guard) for place, guard in enumerate(self.each)]

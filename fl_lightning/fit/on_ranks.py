@@ -50,7 +50,7 @@ def shared_work(
     if whole_rows_reason(options) is not None:
         return Ranked(ranks, Columns((0, total), note=agreement.note))
     columns = Columns(Columns.cut(total, ranks.size), ranks.rank, ranks.gather_parts, agreement.note)
-    if not kept.columns(rule):
+    if not kept.in_columns(rule):
         return Ranked(ranks, columns)
     theta = binding.theta
     federation = trusted(Federation)(num_clients, binding.layout, theta.device, theta.dtype)
@@ -134,7 +134,7 @@ def whole_rows_reason(options: FitOptions) -> str | None:
         if not part.columnwise:
             return f"{type(part).__name__} does not say that it works on columns (columnwise)"
     rule = options.client_rule
-    if kept.columns(rule) and kept.at_clients(rule):
+    if kept.in_columns(rule) and kept.at_clients(rule):
         return f"{type(rule).__name__} has state in columns and clients that keep some"
     return None
 

@@ -21,7 +21,6 @@ from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.storage import kept
-from fl_lightning.core.storage.kept import for_columns, in_columns
 from fl_lightning.core.tensors import padded
 from fl_lightning.data.cohort_samplers import Selection
 from fl_lightning.fit.global_step import GlobalStep, RefusedStepError
@@ -100,9 +99,9 @@ class Server:
     def states(self) -> dict[str, Any]:
         """What a bit-exact continuation needs of the method, the guards and the server optimizer."""
         columns = self._rows.columns
-        rules = {"algorithm": self._algorithm, "client_rule": self._rule}
         return {
-            **{name: in_columns(kept.state(rule), kept.columns(rule), columns) for name, rule in rules.items()},
+            "algorithm": kept.saved(self._algorithm, columns),
+            "client_rule": kept.saved(self._rule, columns),
             "guards": self.guards.state_dict(columns),
             "server_optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
             "skipped_rounds": self.failures.skipped_rounds,
@@ -113,8 +112,7 @@ class Server:
         """Goes on from what :meth:`states` returned; ``ids`` are those that clients have now, by earlier ones."""
         columns = self._rows.columns
         for name, rule in (("algorithm", self._algorithm), ("client_rule", self._rule)):
-            own = kept.renumbered(rule, states[name], ids)
-            kept.load(rule, for_columns(own, kept.columns(rule), columns))
+            kept.restore(rule, states[name], columns, ids)
         self.guards.load_state_dict(states.get("guards", {}), columns, ids)
         for part in (self._algorithm, self._rule, *self.guards.each):
             kept.among(part, self._num_clients)

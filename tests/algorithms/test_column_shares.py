@@ -84,18 +84,27 @@ def test_a_rule_that_adds_up_by_itself_is_found_out():
     assert not same(found.steps, whole.steps)
 
 
-class KeepsQuiet(fl.FedFa):
-    """Does not say that its momentum lies in columns."""
+class KeepsLosses(fl.FedAvg):
+    """Keeps a vector of another length, one per client, as if it were a row."""
 
-    momentum = server_state(torch.Tensor)
+    columnwise = True
+    losses = server_state(torch.Tensor)
+
+    def aggregate(self, cohort):
+        self.losses = cohort.losses
+        return super().aggregate(cohort)
 
 
-def test_state_in_columns_that_a_rule_does_not_name_is_found_out():
-    with pytest.raises(AssertionError, match="must be the same everywhere"):
-        divided(lambda: (KeepsQuiet(), fl.ClientRule()), cohorts(torch.float32, 1), 3)
+def test_a_vector_of_another_length_is_no_row():
+    rounds = cohorts(torch.float32, 1)
+    with pytest.raises(
+        ValueError, match=r"^KeepsLosses must keep .* found shape \[4\]: let what has another shape begin"
+    ):
+        divided(lambda: (KeepsLosses(), fl.ClientRule()), rounds, 3)
+    assert divided(lambda: (KeepsLosses(), fl.ClientRule()), rounds, 1).state[0]["losses"].shape == (4,)
 
 
-def test_what_a_rule_does_not_say_is_not_known():
+def test_what_a_rule_of_somebody_else_does_not_say_is_not_known():
     class Changed(fl.FedAvg):
         def aggregate(self, cohort):
             return super().aggregate(cohort)
@@ -115,9 +124,22 @@ def test_what_a_rule_does_not_say_is_not_known():
         def begin_client(self, work):
             pass
 
-    assert not any(kind.columnwise for kind in (Changed, Shown, Committing))
-    assert Renamed.columnwise
-    assert Training.columnwise
+    class Normed:
+        def aggregate(self, cohort):
+            return cohort.updates.rows[0] / cohort.updates.rows[0].norm()
+
+    class Mixed(Normed, fl.FedAvg):
+        pass
+
+    class Again(PastTheDoor):
+        def aggregate(self, cohort):
+            return super().aggregate(cohort)
+
+    class Says(Changed):
+        columnwise = True
+
+    assert not any(kind.columnwise for kind in (Changed, Shown, Committing, Mixed, Again))
+    assert all(kind.columnwise for kind in (Renamed, Training, Says))
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if overrides(RULES[name]().client_rule(), "commit")])

@@ -26,11 +26,11 @@ def whole(client):
 class Kept(ClientRule):
     """State of each kind: in columns or not, for everyone or for one client."""
 
-    mean = server_state(torch.Tensor, columns=True, sent="all")
+    mean = server_state(torch.Tensor, sent="all")
     count = server_state(0, sent="all")
-    small = server_state(torch.Tensor, sent="all")
+    small = server_state(torch.zeros(0), sent="all")
     hidden = server_state(0)
-    own = per_client(torch.Tensor, columns=True, sent="owner")
+    own = per_client(torch.Tensor, sent="owner")
     visits = per_client(int, sent="owner")
 
     def __init__(self):
@@ -78,3 +78,15 @@ def test_clients_get_what_the_server_keeps_for_them(ranks):
         for client in mine:
             assert torch.equal(rule.own[client], whole(client))
             assert rule.visits[client] == client + 1
+
+
+def test_what_is_no_row_is_refused():
+    columns = Columns(Columns.cut(LAYOUT.numel, 2), 0)
+    server = filled(columns)
+    server.own[0] = torch.ones(7)
+    state = ColumnState(server, Kept(), columns, Ranks(Network(2), 0), Federation(8, LAYOUT, torch.device("cpu"), None))
+    server.mean = None
+    with pytest.raises(
+        ValueError, match=r"^Kept must keep a tensor per parameter, \d+ on this process, found shape \[7\]"
+    ):
+        state.hand_out({0: 0})

@@ -1,98 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
 """What processes hold in columns comes back from a checkpoint, for any number of processes."""
 
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
-
 import pytest
 import torch
+from column_shares import in_shares
+from torch import Tensor
 
-from fl_lightning.core.storage.kept import ColumnPart, for_columns, holds_parts, in_columns, joined
-from fl_lightning.core.updates import Columns
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.storage import kept
+from fl_lightning.core.storage.declared import per_client, row_history, server_state
+from fl_lightning.core.storage.kept import ColumnPart, common, holds_parts, joined
+from fl_lightning.core.updates import Columns, UpdateMatrix
 
 TOTAL = 50_000
-NAMES = ("momentum", "history.rows", "counts", "pair", "nothing", "absent", "history.absent")
+LAYOUT = ParamLayout.from_sizes([TOTAL])
+LAST = TOTAL % 8192  # what the last process has, if there are two or nine
 
 
-def state():
-    generator = torch.Generator().manual_seed(0)
-    return {
-        "momentum": torch.randn(TOTAL, generator=generator, dtype=torch.float64),
-        "history": {"rows": torch.randn(3, TOTAL, generator=generator), "gram": torch.eye(3)},
-        "counts": {4: torch.arange(TOTAL).to(torch.uint8), 7: torch.ones(TOTAL, dtype=torch.uint8)},
-        "pair": (torch.zeros(TOTAL), [torch.ones(2, TOTAL)]),
-        "nothing": torch.zeros(0, TOTAL, dtype=torch.float64),
-        "empty": {},
-        "round": 5,
-    }
+class Method:
+    """Rows of every kind, and vectors that may happen to be as long."""
+
+    momentum, pair, nothing, absent = (server_state(Tensor) for _ in range(4))
+    gradient = server_state(torch.zeros(0))  # a number per client
+    counts, weights = per_client(Tensor), per_client(float)
+    history = row_history(capacity="most", planned="most", device="place")
+    empty = row_history(capacity="most", planned="most", device="place")
+    round = server_state(0)
+    most, place = 5, None
+
+
+def filled(columns, clients):
+    """A rule in a process with some columns."""
+    rule, generator = Method(), torch.Generator().manual_seed(0)
+    rows = columns.part(torch.randn(5, TOTAL, generator=generator))
+    rule.momentum, rule.pair, rule.nothing = rows[0].double(), rows[1:3].clone(), columns.part(torch.zeros(0, TOTAL))
+    rule.counts[4], rule.counts[7] = columns.part(torch.arange(TOTAL)).to(torch.uint8), rows[3].clone()
+    rule.weights[4], rule.round, rule.gradient = 0.5, 5, torch.arange(float(clients))
+    rule.history.remember(UpdateMatrix(rows, LAYOUT, columns), {0: 5, 1: 6, 4: 2}, 3)
+    return rule
 
 
 def same(one, two):
     if isinstance(one, dict):
         return one.keys() == two.keys() and all(same(one[name], two[name]) for name in one)
-    if isinstance(one, (list, tuple)):
-        return type(one) is type(two) and all(map(same, one, two))
-    return torch.equal(one, two) and one.dtype == two.dtype if isinstance(one, torch.Tensor) else one == two
+    return torch.equal(one, two) and one.dtype == two.dtype if isinstance(one, Tensor) else one == two
 
 
-def shares(number):
-    return [Columns(Columns.cut(TOTAL, number), share) for share in range(number)]
+@pytest.mark.parametrize("clients", [3, LAST, TOTAL])
+@pytest.mark.parametrize("before", [1, 2, 9])
+@pytest.mark.parametrize("after", [1, 3, 9])  # of seven slices, so that some of nine hold nothing
+def test_any_number_of_processes_reads_what_any_number_has_written(tmp_path, before, after, clients):
+    def written(columns):
+        rule = filled(columns, clients)
+        found = kept.saved(rule, columns)
+        assert holds_parts(found) == (before > 1)
+        again = Method()
+        kept.restore(again, found, columns, {})
+        assert same(kept.state(again), kept.state(rule)), "a fit goes on from its own columns"
+        return joined(found)
 
+    def read(columns):
+        rule = Method()
+        kept.restore(rule, whole, columns, {})
+        assert same(kept.state(rule), kept.state(filled(columns, clients)))
 
-def written(number):
-    """What each of so many processes has of the checkpoint that all of them save."""
-    meeting, slots = Barrier(number), [None] * number
-
-    def work(share):
-        def exchange(mine, sizes):
-            slots[share] = mine
-            meeting.wait(20)
-            found = list(slots)
-            meeting.wait(20)
-            return found
-
-        columns = Columns(Columns.cut(TOTAL, number), share, exchange)
-        marked = in_columns(for_columns(state(), NAMES, columns), NAMES, columns)
-        assert holds_parts(marked) == (number > 1)
-        return joined(marked)
-
-    with ThreadPoolExecutor(number) as pool:
-        return list(pool.map(work, range(number)))
-
-
-@pytest.mark.parametrize("before", [1, 2, 3, 9])
-@pytest.mark.parametrize("after", [1, 2, 9])
-def test_any_number_of_processes_reads_what_any_number_has_written(tmp_path, before, after):
-    first, *others = written(before)
+    first, *others = in_shares(TOTAL, before, written)
     torch.save(first, tmp_path / "a.ckpt")
     whole = torch.load(tmp_path / "a.ckpt", weights_only=True)
-    assert same(whole, state())
+    expected = kept.state(filled(Columns.whole(TOTAL), clients))
+    expected["empty"]["rows"] = whole["empty"]["rows"]  # none, of any length
+    assert same(whole, expected)
     assert all(other["momentum"].numel() == other["history"]["rows"].numel() == 0 for other in others)
-    assert all(other["pair"][1][0].numel() == 0 for other in others)
-    for columns in shares(after):  # of seven slices, so that some of nine hold nothing
-        expected = {name: value for name, value in state().items() if name in ("empty", "round")}
-        mine = for_columns(whole, NAMES, columns)
-        assert mine.items() >= expected.items()
-        begin, end = columns.span
-        assert torch.equal(mine["momentum"], state()["momentum"][begin:end])
-        assert torch.equal(mine["history"]["rows"], state()["history"]["rows"][:, begin:end])
-        assert torch.equal(mine["history"]["gram"], torch.eye(3))
-        assert torch.equal(mine["pair"][1][0], torch.ones(2, end - begin))
-        assert mine["nothing"].shape == (0, end - begin)
-        assert torch.equal(mine["counts"][4], state()["counts"][4][begin:end])
+    in_shares(TOTAL, after, read)
 
 
-def test_a_fit_goes_on_from_its_own_columns():
-    for columns in shares(3):
-        mine = for_columns(state(), NAMES, columns)
-        marked = in_columns(mine, NAMES, columns)
-        assert isinstance(marked["momentum"], ColumnPart)
-        assert same(for_columns(marked, NAMES, columns), mine)
+def test_what_all_processes_have_alike_is_everything_else():
+    columns = Columns(Columns.cut(TOTAL, 2), 1, lambda mine, sizes: [mine, mine])
+    found = common(kept.saved(filled(columns, 3), columns))
+    assert found["momentum"] is found["history"]["rows"] is found["counts"][4] is None
+    assert same({name: found[name] for name in ("weights", "round")}, {"weights": {4: 0.5}, "round": 5})
+    assert isinstance(kept.saved(filled(columns, 3), columns)["pair"], ColumnPart)
 
 
-def test_a_rule_without_columns_is_left_as_it_is():
-    columns = shares(2)[1]
-    given = {"momentum": torch.zeros(TOTAL)}
-    assert in_columns(given, None, columns) == for_columns(given, None, columns) == given
-    for_columns(given, NAMES, columns)
-    assert given["momentum"].shape == (TOTAL,), "what was given stays"
+def test_clients_have_other_numbers_in_what_is_restored():
+    columns, rule = Columns.whole(TOTAL), Method()
+    kept.restore(rule, kept.saved(filled(columns, 3), columns), columns, {4: 7, 7: 4, 5: 1})
+    assert (sorted(rule.counts), rule.counts[7].dtype, 1 in rule.history) == ([4, 7], torch.uint8, True)

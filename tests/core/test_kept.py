@@ -18,9 +18,9 @@ class Base:
     """One of each kind at the server."""
 
     rounds = server_state(3)
-    c = server_state(Tensor, columns=True, sent="all")
-    mean = server_state(Tensor, columns=True, wide=True)
-    c_i = per_client(Tensor, columns=True, sent="owner", device="control_device")
+    c = server_state(Tensor, sent="all")
+    mean = server_state(Tensor, wide=True)
+    c_i = per_client(Tensor, sent="owner", device="control_device")
     weights = per_client(float)
 
     def __init__(self, control_device=None):
@@ -167,7 +167,7 @@ def test_what_goes_to_clients_and_what_they_keep():
 
 def test_columns_places_and_bytes(tmp_path):
     rule = Method()
-    assert kept.columns(rule) == ("c", "mean", "c_i", "history.rows")
+    assert kept.in_columns(rule) == ["c", "mean", "c_i", "history"]
     assert kept.placement(Base()) == {"control_device"}
     assert kept.placement(rule, Base()) == {
         "control_device", "directory", "model_device", "history_device",
@@ -224,7 +224,7 @@ def test_what_can_be_kept_is_taken():
 def test_a_type_begins_with_nothing_and_histories_lie_where_the_rule_says():
     class Typed:
         count, kind = server_state(int), server_state(Tensor)
-        wide = per_client(Tensor, columns=True, dtype=torch.float64)
+        wide = per_client(Tensor, dtype=torch.float64)
         history = row_history(capacity="most", planned="most", device="place")
         most, place = 2, "meta"
 
@@ -234,4 +234,4 @@ def test_a_type_begins_with_nothing_and_histories_lie_where_the_rule_says():
     assert rule.history._rows.is_meta
     assert kept.declared(rule)["count"].planned(rule, Extent(10, 3, 4, 2, 100, torch.float32)) == 0
     planned = kept.planned(rule, Extent(10, 3, 4, 2, 100, torch.float32))
-    assert (planned.keys(), planned["Typed.wide"]) == ({"Typed.history", "Typed.wide"}, 10 * 4 * 8)
+    assert (planned.keys(), planned["Typed.wide"]) == ({"Typed.kind", "Typed.wide", "Typed.history"}, 10 * 4 * 8)

@@ -121,7 +121,7 @@ class Halves(ClientRule):
     """Has state in columns, and something at clients."""
 
     columnwise = True
-    c = server_state(torch.Tensor, columns=True, sent="all")
+    c = server_state(torch.Tensor, sent="all")
     own = at_clients()
 
 

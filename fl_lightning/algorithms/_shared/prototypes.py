@@ -23,15 +23,14 @@ class ClassPrototypes(ClientRule):
     Features are taken before the optimizer's step on their batch. The server's mean counts every client that holds the
     class alike; a class that no client of the round holds keeps the prototype that it had, if any. Negative class
     indices mark samples without a class. ``prototypes [C, d]`` are in double precision, and ``known [C]`` says which
-    classes have one; both are ``None`` before the first round has ended.
+    classes have one; both are empty before the first round has ended.
     """
 
     needs = Needs(features=True)
     reads = "sums"
-    columnwise = True
 
-    prototypes = server_state(Tensor, sent="all")
-    known = server_state(Tensor, sent="all")
+    prototypes = server_state(torch.zeros(0, 0), sent="all")
+    known = server_state(torch.zeros(0, dtype=torch.bool), sent="all")
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
@@ -40,7 +39,7 @@ class ClassPrototypes(ClientRule):
 
     def begin_fit(self, federation: Federation) -> None:
         """Checks that restored prototypes are of these classes."""
-        if self.known is not None and len(self.known) != self.num_classes:
+        if len(self.known) not in (0, self.num_classes):
             raise ValueError(f"num_classes must be that of the checkpoint, {len(self.known)}, found {self.num_classes}")
 
     def begin_client(self, work: LocalWork) -> None:
@@ -54,7 +53,7 @@ class ClassPrototypes(ClientRule):
 
     def received(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
         """The prototypes ``[C, d]`` and which are known ``[C]``, where and as features are; ``None`` without any."""
-        if self.prototypes is None or self.known is None:
+        if len(self.known) == 0:
             return None
         if self.prototypes.shape[1] != like.shape[1]:
             raise ValueError(
@@ -100,6 +99,6 @@ class ClassPrototypes(ClientRule):
         held = counts > 0
         means = (sent * held[:, :, None]).sum(0) / held.sum(0).clamp(min=1)[:, None]
         fresh = held.any(0)
-        before = torch.zeros_like(means) if self.prototypes is None else self.prototypes.to(means)
+        before = self.prototypes.to(means) if len(self.known) else torch.zeros_like(means)
         self.prototypes = torch.where(fresh[:, None], means, before)
-        self.known = fresh if self.known is None else self.known.to(fresh.device) | fresh
+        self.known = self.known.to(fresh.device) | fresh if len(self.known) else fresh

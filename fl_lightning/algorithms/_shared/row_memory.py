@@ -27,8 +27,6 @@ class RemembersRows(ServerRule):
     more than 8 GiB. They live on ``history_device``; ``None``: beside the updates.
     """
 
-    columnwise = True
-
     history = row_history(capacity="max_history", planned="planned_rows", device="history_device")
 
     def __init__(self, window: int | None, max_history: int | None = None, history_device: str | None = None) -> None:

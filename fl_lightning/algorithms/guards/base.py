@@ -15,6 +15,7 @@ from torch import Tensor
 from fl_lightning.algorithms.records import Reads
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.storage import kept
 from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.lightning.fit_description import constructor_arguments
 
@@ -89,20 +90,17 @@ class Guard(ABC):
 
     Attributes:
         reads: what the server must get to see of the clients' rows, as in :class:`ServerRule`.
-        columnwise: as in :class:`ServerRule`: the guard works on any run of the columns. A class that overrides
-            :meth:`judge` without saying it counts as ``False``.
+        columnwise: as in :class:`ServerRule`: the guard works on any run of the columns.
     """
 
     reads: Reads = "rows"
-    columnwise: bool = False
+    columnwise: bool = True
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        own = vars(cls).keys()
-        if "judge" in own and "reads" not in own:
+        if "judge" in vars(cls) and "reads" not in vars(cls):
             cls.reads = "rows"
-        if "judge" in own and "columnwise" not in own:
-            cls.columnwise = False
+        cls.columnwise = kept.works_on_columns(cls, "judge")
 
     @abstractmethod
     def judge(self, cohort: Cohort) -> Verdict:

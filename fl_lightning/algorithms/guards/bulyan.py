@@ -45,8 +45,6 @@ class Bulyan(Guard):
         ValueError: ``dishonest`` is out of range.
     """
 
-    columnwise = True
-
     @checked(dishonest=Bounds(0))
     def __init__(self, dishonest: float | int, rows: Rows = "same") -> None:
         self.dishonest, self.rows = below_half(dishonest, self), rows

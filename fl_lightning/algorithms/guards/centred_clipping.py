@@ -38,9 +38,8 @@ class CentredClipping(Guard):
     """
 
     reads = "gram"
-    columnwise = True
 
-    center = server_state(Tensor, columns=True)
+    center = server_state(Tensor)
 
     @checked(radius=Bounds(above=0), iterations=Bounds(1))
     def __init__(self, radius: float, iterations: int = 1) -> None:

@@ -40,8 +40,6 @@ class CoordinateMedian(Guard):
     a fair rule behind it has nothing to weigh: :class:`TrimmedMean` with ``rows="own"`` leaves it more.
     """
 
-    columnwise = True
-
     def judge(self, cohort: Cohort) -> Verdict:
         """See the class."""
         m = len(cohort)
@@ -62,8 +60,6 @@ class TrimmedMean(Guard):
     Raises:
         ValueError: ``dishonest`` is out of range.
     """
-
-    columnwise = True
 
     @checked(dishonest=Bounds(0))
     def __init__(self, dishonest: float | int, rows: Rows = "same") -> None:

@@ -34,7 +34,6 @@ class CosineTrust(Guard):
     """
 
     reads = "gram"
-    columnwise = True
 
     @checked(client=Bounds(0))
     def __init__(self, client: int, rows: Rows = "same") -> None:

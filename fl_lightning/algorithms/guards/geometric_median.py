@@ -58,7 +58,6 @@ class GeometricMedian(Guard):
     """
 
     reads = "gram"
-    columnwise = True
 
     @checked(smoothing=Bounds(above=0), iterations=Bounds(1))
     def __init__(

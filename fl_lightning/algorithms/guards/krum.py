@@ -41,7 +41,6 @@ class MultiKrum(Guard):
     """
 
     reads = "gram"
-    columnwise = True
 
     @checked(dishonest=Bounds(0), keep=Bounds(1))
     def __init__(self, dishonest: float | int, keep: int | None = None) -> None:

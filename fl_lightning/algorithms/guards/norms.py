@@ -41,7 +41,6 @@ class NormClipping(Guard):
     """
 
     reads = "sums"
-    columnwise = True
 
     @checked(bound=Bounds(above=0))
     def __init__(self, bound: float) -> None:
@@ -72,7 +71,6 @@ class AdaptiveNormClipping(Guard):
     """
 
     reads = "sums"
-    columnwise = True
 
     bound = server_state(0.0)
 

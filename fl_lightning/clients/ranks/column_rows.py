@@ -225,10 +225,10 @@ class ColumnState:
         visiting.begin_fit(federation)
 
     def _in_columns(self, name: str) -> bool:
-        return name in kept.columns(self.server)
+        return name in kept.in_columns(self.server)
 
     def _placed(self, part: Tensor) -> Tensor:
-        return part.to(self.federation.device).contiguous()
+        return kept.part_of(self.server, self.columns, part).values.to(self.federation.device).contiguous()
 
     def _others(self) -> list[tuple[int, tuple[int, int]]]:
         return [(rank, span) for rank, span in enumerate(self.columns.spans) if rank != self.ranks.rank]

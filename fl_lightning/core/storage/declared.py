@@ -4,13 +4,14 @@
 A class body says::
 
     class ControlVariates(ClientRule):
-        c = server_state(Tensor, columns=True, sent="all")
-        c_i = per_client(Tensor, columns=True, sent="owner", device="control_device")
+        c = server_state(Tensor, sent="all")
+        c_i = per_client(Tensor, sent="owner", device="control_device")
 
-``self.c`` is then a tensor, ``None`` until it is set, and ``self.c_i`` a dictionary by client id. A declaration is a
-descriptor: the value lies in ``vars(self)`` and begins anew where nobody has set it. The rest follows from it in
-:mod:`fl_lightning.core.storage.kept`: what checkpoints hold and clients get, which entries have a number per column,
-how many bytes a fit takes, and how a round is taken back: rounds replace what is kept and never write into it.
+``self.c`` is then a tensor, ``None`` until it is set, and ``self.c_i`` a dictionary by client id. Both are as long as
+the model's parameters; a tensor of another shape begins as one, as in ``server_state(torch.zeros(0))``. A declaration
+is a descriptor: the value lies in ``vars(self)`` and begins anew where nobody has set it. The rest follows from it in
+:mod:`fl_lightning.core.storage.kept`: what checkpoints hold and clients get, what several processes share, how many
+bytes a fit takes, and how a round is taken back: rounds replace what is kept and never write into it.
 """
 
 from __future__ import annotations
@@ -48,14 +49,13 @@ class Declared(ABC, Generic[T]):
 
     name: str = ""  # of the attribute
     kind: type = object  # of the value, or of one client's
-    columns: tuple[str, ...] = ()  # entries of its state with a number per column: "name", or "name.entry"
+    in_columns: bool = False  # it has a number per column
     sent: Literal["all", "owner"] | None = None  # by the server, to whom
     at_client: bool = False  # clients keep it
     placement: tuple[str, ...] = ()  # attributes of the rule that say where it lies, and change no result
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
-        self.columns = tuple(entry.format(name) for entry in self.columns)
 
     @abstractmethod
     def begun(self, rule: object) -> T:
@@ -72,6 +72,10 @@ class Declared(ABC, Generic[T]):
     def renumbered(self, state: Any, ids: Mapping[int, int]) -> Any:
         """The state where clients have other ids now, by those that they had."""
         return state
+
+    def by_column(self, state: Any, change: Callable[[Any], Any]) -> Any:
+        """The state with what ``change`` makes of the tensors that have a number per column."""
+        return change(state) if self.in_columns else state
 
     @abstractmethod
     def tentatively(self, rule: object) -> Callable[[bool], None]:
@@ -100,10 +104,10 @@ def named(rule: object, attribute: str | None) -> Any:
 
 
 class _ServerState(Declared[T]):
-    def __init__(self, start: T | type, columns: bool, sent: Literal["all"] | None, wide: bool, ids: bool) -> None:
+    def __init__(self, start: T | type, sent: Literal["all"] | None, wide: bool, ids: bool) -> None:
         self.kind = start if isinstance(start, type) else type(start)
         self._start = None if isinstance(start, type) else start
-        self.columns, self.sent, self._wide, self._ids = ("{}",) if columns else (), sent, wide, ids
+        self.in_columns, self.sent, self._wide, self._ids = start is Tensor, sent, wide, ids
 
     def begun(self, rule: object) -> T:
         return cast(T, self._start)
@@ -123,7 +127,7 @@ class _ServerState(Declared[T]):
 
     def planned(self, rule: object, extent: Extent) -> int:
         dtype = torch.promote_types(extent.dtype, torch.float32) if self._wide else extent.dtype
-        return extent.columns * dtype.itemsize if self.columns else 0
+        return extent.columns * dtype.itemsize if self.in_columns else 0
 
 
 class _Object(Declared[Held]):
@@ -149,17 +153,20 @@ class _Object(Declared[Held]):
 
 class _PerClient(_Object[PerClient[T]]):
     def __init__(
-        self, kind: type[T], columns: bool, sent: Literal["owner"] | None, device: str | None, dtype: torch.dtype | None
+        self, kind: type[T], sent: Literal["owner"] | None, device: str | None, dtype: torch.dtype | None
     ) -> None:
         self.kind, self._device, self._dtype = kind, device, dtype
-        self.columns, self.sent = ("{}",) if columns else (), sent
+        self.in_columns, self.sent = kind is Tensor, sent
         self.placement = () if device is None else (device,)
 
     def begun(self, rule: object) -> PerClient[T]:
         return PerClient(self.kind, named(rule, self._device))
 
+    def by_column(self, state: Any, change: Callable[[Any], Any]) -> Any:
+        return {client: change(value) for client, value in state.items()} if self.in_columns else state
+
     def planned(self, rule: object, extent: Extent) -> int:
-        return extent.clients * extent.columns * (self._dtype or extent.dtype).itemsize if self.columns else 0
+        return extent.clients * extent.columns * (self._dtype or extent.dtype).itemsize if self.in_columns else 0
 
 
 class _AtClients(_Object[ByClient[Snapshot]]):
@@ -188,13 +195,16 @@ class _AtClients(_Object[ByClient[Snapshot]]):
 
 
 class _Rows(_Object[RowHistory]):
-    columns, kind = ("{}.rows",), RowHistory
+    in_columns, kind = True, RowHistory
 
     def __init__(self, capacity: str, planned: str, device: str) -> None:
         self._capacity, self._planned, self._device, self.placement = capacity, planned, device, (device,)
 
     def begun(self, rule: object) -> RowHistory:
         return RowHistory(named(rule, self._capacity), named(rule, self._device))
+
+    def by_column(self, state: Any, change: Callable[[Any], Any]) -> Any:
+        return {**state, "rows": change(state["rows"])}
 
     def planned(self, rule: object, extent: Extent) -> int:
         rows = named(rule, self._planned)
@@ -203,21 +213,21 @@ class _Rows(_Object[RowHistory]):
 
 @overload
 def server_state(
-    start: type[T], *, columns: bool = False, sent: Literal["all"] | None = None, wide: bool = False, ids: bool = False
+    start: type[T], *, sent: Literal["all"] | None = None, wide: bool = False, ids: bool = False
 ) -> Declared[T | None]: ...
 @overload
 def server_state(
-    start: T, *, columns: bool = False, sent: Literal["all"] | None = None, wide: bool = False, ids: bool = False
+    start: T, *, sent: Literal["all"] | None = None, wide: bool = False, ids: bool = False
 ) -> Declared[T]: ...
 @checked(start=ANY)
 def server_state(
-    start: Any, *, columns: bool = False, sent: Literal["all"] | None = None, wide: bool = False, ids: bool = False
+    start: Any, *, sent: Literal["all"] | None = None, wide: bool = False, ids: bool = False
 ) -> Declared[Any]:
     """Declares one value that the server keeps: a number, a tuple of numbers, or a tensor.
 
     Args:
-        start: the value before the first round, or its type, and the value is then ``None``.
-        columns: its last dimension has a number per column.
+        start: the value before the first round, or its type, and the value is then ``None``. Of type ``Tensor`` it has
+            a number per parameter in its last dimension; a tensor of another shape must begin with one.
         sent: ``"all"``: it goes to every client of a round.
         wide: it has float32 or better, for the memory plan.
         ids: it is a vector of client ids.
@@ -227,7 +237,7 @@ def server_state(
         raise TypeError(
             f"start of server_state must be a number, a tensor, a tuple of these, or such a type, found {shown(start)}"
         )
-    return _ServerState(start, columns, sent, wide, ids)
+    return _ServerState(start, sent, wide, ids)
 
 
 def _can_begin(value: object) -> bool:
@@ -239,7 +249,6 @@ def _can_begin(value: object) -> bool:
 def per_client(
     kind: type[T],
     *,
-    columns: bool = False,
     sent: Literal["owner"] | None = None,
     device: str | None = None,
     dtype: torch.dtype | None = None,
@@ -247,15 +256,15 @@ def per_client(
     """Declares what the server keeps by client id: a :class:`PerClient`.
 
     Args:
-        kind: type of one client's value: ``int``, ``float``, ``bool`` or :class:`Tensor`.
-        columns: the last dimension has a number per column.
+        kind: type of one client's value: ``int``, ``float``, ``bool`` or :class:`Tensor`, with a number per parameter
+            in its last dimension.
         sent: ``"owner"``: a client's goes to that client alone.
         device: the rule's attribute that says where tensors live.
         dtype: of tensors, for the memory plan; ``None``: that of the parameters.
     """
     if kind not in _KINDS:
         raise TypeError(f"kind of per_client must be int, float, bool or Tensor, found {shown(kind)}")
-    return _PerClient(kind, columns, sent, device, dtype)
+    return _PerClient(kind, sent, device, dtype)
 
 
 @checked()

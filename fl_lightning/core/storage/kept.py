@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, Literal, TypeVar
 
@@ -85,9 +86,24 @@ def tentatively(*rules: object) -> Callable[[bool], None]:
 # ---- columns, places and bytes
 
 
-def columns(rule: object) -> tuple[str, ...]:
-    """Names of the entries of :func:`state` with a number per column, also those that are sent."""
-    return tuple(column for entry in declared(rule).values() for column in entry.columns)
+def works_on_columns(kind: type, *work: str) -> bool:
+    """Whether a rule may get a share of the columns: what its class says, or the nearest one that does such work.
+
+    Of a class that says nothing this is known if it is one of this package, all of which the contract suites run on
+    shares.
+    """
+    for each in kind.__mro__:
+        own = vars(each)
+        if "columnwise" in own:
+            return bool(own["columnwise"])
+        if any(name in own for name in work):
+            return each.__module__.startswith("fl_lightning.")
+    return True
+
+
+def in_columns(rule: object) -> list[str]:
+    """Names of what has a number per column."""
+    return [name for name, entry in declared(rule).items() if entry.in_columns]
 
 
 def placement(*rules: object) -> set[str]:
@@ -161,50 +177,62 @@ class ColumnPart:
         return torch.stack(joined).view(shape) if first and joined else empty
 
 
-def in_columns(state: Mapping[str, Any], names: Sequence[str] | None, columns: Columns) -> dict[str, Any]:
-    """A rule's state for a checkpoint: what lies in columns is marked, if several processes share them."""
-    if len(columns.spans) == 1:
-        return dict(state)
-    return _changed(state, names or (), lambda value: ColumnPart(value, columns))
+def saved(rule: object, columns: Columns) -> dict[str, Any]:
+    """What :func:`state` returns, where what has a number per column is marked if several processes share these."""
+    return state(rule) if len(columns.spans) == 1 else _by_column(rule, state(rule), partial(part_of, rule, columns))
 
 
-def for_columns(state: Mapping[str, Any], names: Sequence[str] | None, columns: Columns) -> dict[str, Any]:
-    """A rule's state from a checkpoint, or from an earlier fit, for a process with these columns."""
+def part_of(rule: object, columns: Columns, value: Tensor) -> ColumnPart:
+    """Marks a tensor that a rule keeps; raises ValueError if it has another number of columns than the process."""
+    if value.numel() > 0 and value.shape[-1:] != (columns.numel,):
+        raise ValueError(
+            f"{type(rule).__name__} must keep a tensor per parameter, {columns.numel} on this process, found shape "
+            f"{list(value.shape)}: let what has another shape begin with a tensor, as in server_state(torch.zeros(0)), "
+            "or say columnwise = False"
+        )
+    return ColumnPart(value, columns)
+
+
+def restore(rule: object, states: Mapping[str, Any], columns: Columns, ids: Mapping[int, int]) -> None:
+    """Restores what :func:`saved` returned here, or whole, for a process with these columns; ``ids`` as before."""
 
     def mine(value: Any) -> Tensor:
         if isinstance(value, ColumnPart):
             return value.values
-        return columns.part(value) if value.shape[-1] == columns.total else value
+        return columns.part(value) if value.shape[-1:] == (columns.total,) else value
 
-    return _changed(state, names or (), mine)
-
-
-def _changed(state: Mapping[str, Any], names: Sequence[str], change: Callable[[Any], Any]) -> dict[str, Any]:
-    result = dict(state)
-    for name in names:
-        head, _, rest = name.partition(".")
-        if head in result:
-            result[head] = _changed(result[head], (rest,), change) if rest else _every(result[head], change)
-    return result
+    load(rule, _by_column(rule, renumbered(rule, states, ids), mine))
 
 
-def _every(value: Any, change: Callable[[Any], Any], kinds: tuple[type, ...] = (Tensor, ColumnPart)) -> Any:
-    """The same dicts and lists with what is of some kinds changed."""
+def _by_column(rule: object, states: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    entries = declared(rule)
+    return {
+        name: entries[name].by_column(value, change) if name in entries else value for name, value in states.items()
+    }
+
+
+def common(state: Any) -> Any:
+    """The state without what lies in columns."""
+    return _every(state, lambda part: None)
+
+
+def _every(value: Any, change: Callable[[ColumnPart], Any]) -> Any:
+    """The same dicts and lists with what lies in columns changed."""
     if isinstance(value, Mapping):
-        return {name: _every(entry, change, kinds) for name, entry in value.items()}
+        return {name: _every(entry, change) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_every(entry, change, kinds) for entry in value)
-    return change(value) if isinstance(value, kinds) else value
+        return type(value)(_every(entry, change) for entry in value)
+    return change(value) if isinstance(value, ColumnPart) else value
 
 
 def holds_parts(state: Any) -> bool:
     """Whether something in a state lies in columns."""
     found: list[ColumnPart] = []
-    _every(state, found.append, (ColumnPart,))
+    _every(state, found.append)
     return bool(found)
 
 
 def joined(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state with whole tensors in place of what lies in columns; all processes call it at the same places."""
-    whole: dict[str, Any] = _every(state, ColumnPart.whole, (ColumnPart,))
+    whole: dict[str, Any] = _every(state, ColumnPart.whole)
     return whole
