@@ -57,7 +57,7 @@ class ClientRule:
         own = vars(cls).keys()  # what a class does not say is not known
         if {"adjust_step", "commit"} & own:
             cls.reads = cls.reads if "reads" in own else "rows"
-        cls.columnwise = kept.works_on_columns(cls, "adjust_step", "commit")
+        kept.settle_columnwise(cls, "adjust_step", "commit")
 
     def hyperparameters(self) -> dict[str, Any]:
         """See :meth:`ServerRule.hyperparameters`."""
@@ -189,7 +189,7 @@ class ServerRule(ABC):
         own = vars(cls).keys()
         if "aggregate" in own and "reads" not in own and not first:
             cls.reads = "rows"
-        cls.columnwise = kept.works_on_columns(cls, "aggregate", "evaluation_params")
+        kept.settle_columnwise(cls, "aggregate", "evaluation_params")
 
     def hyperparameters(self) -> dict[str, Any]:
         """The constructor's arguments that shape results, by name, as numbers, strings and lists of them.

@@ -13,7 +13,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fl_lightning import ops
 from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.algorithms._shared.weighting import nonnegative_losses, shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import ServerRule
@@ -117,18 +116,17 @@ class FedPW(ServerRule):
         rates = (shares(1 / relative) * m * self.drop_rate).clamp_max(1)  # r_k
         sought = (rates[:, None] * sizes).long()
         small = _smallest(rows.abs(), sought, updates)
-        left_out = _sizes_where(small, rows, updates) / _numbers(small, updates)  # mean size per tensor and client
+        left_out = _mean_sizes(small, rows, updates)
         kept = rows.masked_fill(small, 0)
         step = updates.beside(kept).combine(weights)
 
         agreement = _agreement(kept, updates)
         among = (self.drop_rate * sizes).long()
         agreed = ~_smallest(agreement[None], (sizes - among)[None], updates)
-        size = (_sizes_where(agreed, step[None], updates) / _numbers(agreed, updates))[:, 0]
+        size = _mean_sizes(agreed, step[None], updates)[:, 0]
         mean = torch.where((sought > 0).all(0), left_out.mean(1), torch.nan)  # no client may leave out nothing
         growth = torch.where((size > 0) & (mean < size), mean / size, 0.0)  # alpha
-        begins = updates.columns.offsets(updates.layout.layer_starts)
-        factors = (1 + growth).repeat_interleave(begins.diff()).to(step)
+        factors = (1 + growth).repeat_interleave(updates.offsets.diff()).to(step)
         return torch.where(agreed[0], step * factors, step)
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
@@ -142,19 +140,11 @@ def _smallest(values: Tensor, counts: Tensor, updates: UpdateMatrix) -> Tensor:
     return smallest(wide, counts.to(values.device), updates.columns, updates.layout.layer_starts)
 
 
-def _sizes_where(marked: Tensor, rows: Tensor, updates: UpdateMatrix) -> Tensor:
-    """Sums ``[L, k]`` of the sizes of marked numbers, per tensor, on the CPU."""
-    sizes, ones = rows.abs().masked_fill_(~marked, 0), torch.ones_like(rows[0])
-    return updates.beside(sizes).dots(ones).cpu()
-
-
-def _numbers(marked: Tensor, updates: UpdateMatrix) -> Tensor:
-    """How many numbers ``[L, k]`` are marked, per tensor, on the CPU."""
-
-    def part(at: slice, offsets: Tensor) -> Tensor:
-        return torch.stack([piece.sum(1) for piece in torch.split(marked[:, at], offsets.diff().tolist(), 1)])
-
-    return updates.columns.sum(updates.layout.layer_starts, part).cpu()
+def _mean_sizes(marked: Tensor, rows: Tensor, updates: UpdateMatrix) -> Tensor:
+    """Mean sizes ``[L, k]`` of the marked numbers of rows, per tensor, on the CPU; NaN where none is marked."""
+    ones = torch.ones_like(rows[0])
+    sizes = updates.beside(rows.abs().masked_fill_(~marked, 0)).dots(ones)
+    return sizes.cpu() / updates.beside(marked.to(rows.dtype)).dots(ones).cpu()
 
 
 def _agreement(rows: Tensor, updates: UpdateMatrix) -> Tensor:
@@ -162,12 +152,9 @@ def _agreement(rows: Tensor, updates: UpdateMatrix) -> Tensor:
 
     The standard deviation of a column that is divided by its length falls as this grows. A column of zeros has 0.
     """
-    layout, columns = updates.layout, updates.columns
-    squares = columns.sum(
-        layout.layer_starts, lambda at, offsets: ops.layer_squares(rows[:, at], offsets, total_columns=columns.total)
-    )
+    squares = updates.beside(rows).squares()
     scale = torch.where(squares > 0, squares.rsqrt(), 0.0).to(rows.device)  # [L, m]
-    lengths = columns.offsets(layout.layer_starts).diff().to(rows.device)
+    lengths = updates.offsets.diff().to(rows.device)
     wide = torch.float32 if rows.device.type == "mps" else torch.float64
     total, square = (torch.zeros(rows.shape[1], dtype=wide, device=rows.device) for _ in range(2))
     for row, factors in zip(rows, scale.T, strict=True):

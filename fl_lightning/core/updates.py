@@ -183,12 +183,13 @@ class UpdateMatrix:
         A row with NaN or infinity has a norm that is not finite.
         """
         if self._norms is None:
-            rows, total = self.rows, self.columns.total
-            squares = self._sums(
-                lambda at, offsets: ops.layer_squares(rows[:, at], offsets, total_columns=total), (0, total)
-            )
-            self._norms = squares[0].sqrt()
+            self._norms = self.squares((0, self.columns.total))[0].sqrt()
         return self._norms
+
+    def squares(self, starts: tuple[int, ...] | None = None) -> Tensor:
+        """Squared norms of the rows per layer, or per segment as in :meth:`dots`: ``[L, m]`` in float64."""
+        rows, total = self.rows, self.columns.total
+        return self._sums(lambda at, offsets: ops.layer_squares(rows[:, at], offsets, total_columns=total), starts)
 
     def norm_of(self, step: Tensor) -> Tensor:
         """Euclidean norm of a step ``[n]`` with the same columns, a float64 scalar; not finite if the step is not."""

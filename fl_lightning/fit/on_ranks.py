@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fl_lightning.algorithms.attacks.base import Attack
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.algorithms.records import Federation
@@ -129,8 +130,9 @@ def say_processes(ranks: Ranks, options: FitOptions, sizes: Sequence[int], rows:
 
 def whole_rows_reason(options: FitOptions) -> str | None:
     """Why every rank holds whole updates, as the end of a sentence; ``None`` if each holds a share of the columns."""
-    parts: tuple[ServerRule | ClientRule | Guard, ...] = (options.algorithm, options.client_rule, *options.guards)
-    for part in parts:
+    attacks = () if options.attack is None else (options.attack,)
+    parts: tuple[ServerRule | ClientRule | Guard | Attack, ...] = (options.algorithm, options.client_rule)
+    for part in (*parts, *options.guards, *attacks):
         if not part.columnwise:
             return f"{type(part).__name__} does not say that it works on columns (columnwise)"
     rule = options.client_rule

@@ -16,6 +16,7 @@ from test_contract import RULES
 from fl_lightning import algorithms as fl
 from fl_lightning.algorithms.base import overrides
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.storage import kept
 from fl_lightning.core.storage.declared import server_state
 from fl_lightning.core.updates import Columns, UpdateMatrix
 from fl_lightning.ops.slices import slice_columns, subtrees
@@ -84,24 +85,17 @@ def test_a_rule_that_adds_up_by_itself_is_found_out():
     assert not same(found.steps, whole.steps)
 
 
-class KeepsLosses(fl.FedAvg):
-    """Keeps a vector of another length, one per client, as if it were a row."""
-
-    columnwise = True
-    losses = server_state(torch.Tensor)
-
-    def aggregate(self, cohort):
-        self.losses = cohort.losses
-        return super().aggregate(cohort)
-
-
 def test_a_vector_of_another_length_is_no_row():
-    rounds = cohorts(torch.float32, 1)
+    class KeepsLosses(fl.FedAvg):
+        losses = server_state(torch.Tensor)
+
+    rule = KeepsLosses()
+    rule.losses = torch.ones(4)
     with pytest.raises(
         ValueError, match=r"^KeepsLosses must keep .* found shape \[4\]: let what has another shape begin"
     ):
-        divided(lambda: (KeepsLosses(), fl.ClientRule()), rounds, 3)
-    assert divided(lambda: (KeepsLosses(), fl.ClientRule()), rounds, 1).state[0]["losses"].shape == (4,)
+        kept.saved(rule, Columns(Columns.cut(LAYOUT.numel, 3)))
+    assert same(kept.saved(rule, Columns.whole(LAYOUT.numel)), {"losses": torch.ones(4)})
 
 
 def test_what_a_rule_of_somebody_else_does_not_say_is_not_known():

@@ -84,7 +84,9 @@ def test_what_is_no_row_is_refused():
     columns = Columns(Columns.cut(LAYOUT.numel, 2), 0)
     server = filled(columns)
     server.own[0] = torch.ones(7)
-    state = ColumnState(server, Kept(), columns, Ranks(Network(2), 0), Federation(8, LAYOUT, torch.device("cpu"), None))
+    state = ColumnState(
+        server, Kept(), columns, Ranks(Network(2), 0), Federation(8, LAYOUT, torch.device("cpu"), torch.float64)
+    )
     server.mean = None
     with pytest.raises(
         ValueError, match=r"^Kept must keep a tensor per parameter, \d+ on this process, found shape \[7\]"

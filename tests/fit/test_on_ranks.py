@@ -125,9 +125,11 @@ class Halves(ClientRule):
     own = at_clients()
 
 
-def options_of(algorithm=None, client=None, guards=()):
+def options_of(algorithm=None, client=None, guards=(), attack=None):
     algorithm = FedAvg() if algorithm is None else algorithm
-    return SimpleNamespace(algorithm=algorithm, client_rule=client or algorithm.client_rule(), guards=guards)
+    return SimpleNamespace(
+        algorithm=algorithm, client_rule=client or algorithm.client_rule(), guards=guards, attack=attack
+    )
 
 
 class WholeGuard(fl.guards.NormClipping):
@@ -138,6 +140,11 @@ class WholeHalf(ClientRule):
     columnwise = False
 
 
+class WholeAttack(fl.attacks.Attack):
+    def conspire(self, updates, dishonest):
+        return False
+
+
 def test_who_needs_whole_rows_is_named():
     assert whole_rows_reason(options_of(FedLF())) is None
     assert whole_rows_reason(options_of(FedLF(), SCAFFOLD().client_rule())) is None, "nothing at clients"
@@ -145,6 +152,7 @@ def test_who_needs_whole_rows_is_named():
     for options, name in (
         (options_of(Whole()), "Whole"),
         (options_of(client=WholeHalf()), "WholeHalf"),
+        (options_of(attack=WholeAttack()), "WholeAttack"),
         (options_of(guards=[fl.guards.NormClipping(1.0), WholeGuard(1.0)]), "WholeGuard"),
     ):
         assert whole_rows_reason(options) == f"{name} does not say that it works on columns (columnwise)"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.seeding import derive_seed
+from fl_lightning.core.storage import kept
 from fl_lightning.core.updates import UpdateMatrix
 
 
@@ -42,9 +43,15 @@ class Attack(ABC):
 
     Attributes:
         clients: ids of the dishonest clients.
+        columnwise: as in :class:`ServerRule`, for what :meth:`conspire` does.
     """
 
     clients: Sequence[int]
+    columnwise: bool = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        kept.settle_columnwise(cls, "conspire")
 
     def change_batch(self, batch: Any) -> Any:
         """What a dishonest client takes for a batch of its training data; the batch itself must not change."""
@@ -67,8 +74,7 @@ class Attack(ABC):
         """Overwrites the updates of the round's dishonest clients in place, with those of all clients in view.
 
         Args:
-            updates: one row per client of the round. Several processes may each hold some of the columns, so a row must
-                change in each column alike, or by sums that the matrix gives.
+            updates: one row per client of the round.
             dishonest: places of the dishonest clients, at least one.
 
         Returns:

@@ -100,7 +100,7 @@ class Guard(ABC):
         super().__init_subclass__(**options)
         if "judge" in vars(cls) and "reads" not in vars(cls):
             cls.reads = "rows"
-        cls.columnwise = kept.works_on_columns(cls, "judge")
+        kept.settle_columnwise(cls, "judge")
 
     @abstractmethod
     def judge(self, cohort: Cohort) -> Verdict:

@@ -204,36 +204,27 @@ class ColumnState:
 
     def hand_out(self, owners: Mapping[int, int]) -> None:
         """Training begins: the copy gets what the clients that train here need."""
-        visiting, federation = self.visiting, self.federation
+        visiting, columns, rows = self.visiting, self.columns, kept.in_columns(self.server)
         to_all = kept.state(self.server, "all")
-        kept.take(visiting, {name: self._joined(name, value) for name, value in to_all.items()})
+        whole = {name: columns.joined(self._placed(part)) for name, part in to_all.items() if name in rows}
+        kept.take(visiting, {**to_all, **whole})
+        others = [(rank, span) for rank, span in enumerate(columns.spans) if rank != self.ranks.rank]
         sends, receives, mine = list[tuple[Tensor, int]](), list[tuple[Tensor, int]](), dict[int, dict[str, object]]()
         for client, owner in owners.items():
             state = kept.for_one(self.server, client)
-            parts = {name: self._placed(value) for name, value in state.items() if self._in_columns(name)}
+            parts = {name: self._placed(value) for name, value in state.items() if name in rows}
             if owner == self.ranks.rank:
-                whole = {name: part.new_empty(self.columns.total) for name, part in parts.items()}
+                whole = {name: part.new_empty(columns.total) for name, part in parts.items()}
                 mine[client] = {**state, **whole}
                 for name, vector in whole.items():
-                    self.columns.part(vector).copy_(parts[name])
-                    receives += [(vector[a:b], rank) for rank, (a, b) in self._others() if b > a]
-            elif self.columns.numel:
+                    columns.part(vector).copy_(parts[name])
+                    receives += [(vector[a:b], rank) for rank, (a, b) in others if b > a]
+            elif columns.numel:
                 sends += [(part, owner) for part in parts.values()]
         self.ranks.transfer(sends, receives).wait()
         for client, values in mine.items():
             kept.take_own(visiting, client, values)
-        visiting.begin_fit(federation)
-
-    def _in_columns(self, name: str) -> bool:
-        return name in kept.in_columns(self.server)
+        visiting.begin_fit(self.federation)
 
     def _placed(self, part: Tensor) -> Tensor:
         return kept.part_of(self.server, self.columns, part).values.to(self.federation.device).contiguous()
-
-    def _others(self) -> list[tuple[int, tuple[int, int]]]:
-        return [(rank, span) for rank, span in enumerate(self.columns.spans) if rank != self.ranks.rank]
-
-    def _joined(self, name: str, value: object) -> object:
-        if isinstance(value, Tensor) and self._in_columns(name):
-            return self.columns.joined(self._placed(value))
-        return value

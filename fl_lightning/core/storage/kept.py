@@ -86,19 +86,19 @@ def tentatively(*rules: object) -> Callable[[bool], None]:
 # ---- columns, places and bytes
 
 
-def works_on_columns(kind: type, *work: str) -> bool:
-    """Whether a rule may get a share of the columns: what its class says, or the nearest one that does such work.
+def settle_columnwise(kind: type[Any], *work: str) -> None:
+    """Says of a new class whether it may get a share of the columns, where it does such work and does not say so.
 
-    Of a class that says nothing this is known if it is one of this package, all of which the contract suites run on
-    shares.
+    It may if it is one of this package, all of which the contract suites run on shares. Of others it is not known.
     """
     for each in kind.__mro__:
         own = vars(each)
         if "columnwise" in own:
-            return bool(own["columnwise"])
+            return
         if any(name in own for name in work):
-            return each.__module__.startswith("fl_lightning.")
-    return True
+            if not each.__module__.startswith("fl_lightning."):
+                kind.columnwise = False
+            return
 
 
 def in_columns(rule: object) -> list[str]:
