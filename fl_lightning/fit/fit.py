@@ -9,14 +9,13 @@ from math import ceil
 from typing import Any
 
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_lightning.algorithms._shared.personal_layers import PersonalLayers
 from fl_lightning.arguments import altered
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.errors import RankError
-from fl_lightning.core.modules import submodules
+from fl_lightning.core.modules import BatchNorm, submodules
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.storage import kept
 from fl_lightning.core.storage.per_client import renumbered, renumbering
@@ -91,7 +90,7 @@ class FederatedFit:
         """Says whose BatchNorm statistics are averaged: where data differ in kind, the mean may fit nobody."""
         module, rule = self._trainer.lightning_module, self._options.client_rule
         own = rule.find(module, self._binding.layout).buffers if isinstance(rule, PersonalLayers) else ()
-        norms = [name for name, part in submodules(module) if isinstance(part, _BatchNorm) and part.track_running_stats]
+        norms = [name for name, part in submodules(module) if isinstance(part, BatchNorm) and part.track_running_stats]
         averaged = [name for name in norms if f"{name}.running_mean" not in own]
         if averaged and self._options.buffers == "mean" and self._num_clients > 1:
             rank_zero_info(

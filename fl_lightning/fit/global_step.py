@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, SparseAdam
 
 from fl_lightning.clients.bound_parameters import BoundParameters
-from fl_lightning.core.tensors import all_finite, not_finite
+from fl_lightning.core.tensors import all_finite, foreach_copy_, not_finite
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -45,7 +45,7 @@ class GlobalStep:
         if not norm <= room and not _largest(step) <= room:
             raise RefusedStepError("the global parameters would not be finite")
         if exact is not None:
-            return partial(torch._foreach_copy_, self._binding.global_views, exact)
+            return partial(foreach_copy_, self._binding.global_views, exact)
         return partial(_subtract, theta, step)
 
     def _moved(self, optimizer: Optimizer, step: Tensor) -> Tensor:

@@ -330,7 +330,7 @@ def test_a_checkpoint_from_inside_a_client_holds_the_global_model(tmp_path):
     whole = project.fit(tmp_path)
     content = torch.load(tmp_path / "inside.ckpt", weights_only=True)
     assert not differences(dict(content["state_dict"]), before.state["weights"])
-    assert content["optimizer_states"][0]["param_groups"][0]["lr"] == 0.1
+    assert content["optimizer_states"][0]["param_groups"][0]["lr"] == 0.1 * 0.5**3  # moved on by a visit
     resumed = project.fit(tmp_path, ckpt_path=tmp_path / "inside.ckpt")
     assert_equal(resumed, whole, len(whole.rows) - len(resumed.rows))
 

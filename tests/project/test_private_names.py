@@ -17,7 +17,7 @@ from fl_lightning.lightning.names import CONTRACT, lightning_module
 
 NO_NAMES = {
     "_fields", "_replace", "_exit", "_is_protocol", "_io", "_thread", "_logger", "_lives_on_device", "_batch_start",
-    "_batch_end", "_epoch_end", "_epoch", "_dataloader", "_dataloaders",
+    "_batch_end", "_epoch_end", "_epoch", "_dataloader", "_dataloaders", "_orig", "_hparams",
 }  # fmt: skip
 """Of Python, of this package, and strings that begin alike."""
 
