@@ -79,6 +79,13 @@ class DecayAtLast(ByHand):
             self.group["lr"] *= 0.7
 
 
+class DecayAfterEpoch(DecayAtLast):
+    """The same, after a schedule over epochs has set the rate."""
+
+    def configure_optimizers(self):
+        return self.scheduled(LambdaLR, lambda epoch: 1 / (1 + epoch), interval="epoch")
+
+
 class DecayAtNumber(ByHand):
     """The same, by counting; momentum and an option of its own move, too."""
 
@@ -124,6 +131,6 @@ class InEpochs(ByHand):
 
 
 HAND_SCHEDULES = (
-    OverLoader, OneCycle, WarmUp, WarmUpAndSteps, WarmUpInBatches, DecayAtLast, DecayAtNumber, DecayInSteps,
-    DecayBesideScheduler, OverClock, InEpochs,
+    OverLoader, OneCycle, WarmUp, WarmUpAndSteps, WarmUpInBatches, DecayAtLast, DecayAfterEpoch, DecayAtNumber,
+    DecayInSteps, DecayBesideScheduler, OverClock, InEpochs,
 )  # fmt: skip

@@ -43,12 +43,9 @@ class HandSetOptions:
         self.note()
         if not any(names for groups in self._names for names in groups):
             return ()
-        found = []
-        for state, names in zip(self._optimizers.states, self._names, strict=True):
-            groups = state.optimizer.param_groups
-            pairs = zip(groups, names, strict=False)
-            found.append([group_options({name: group[name] for name in chosen}) for group, chosen in pairs])
-        return found
+        states = zip(self._optimizers.states, self._names, strict=True)
+        pairs = [zip(state.optimizer.param_groups, names, strict=False) for state, names in states]
+        return [[group_options({name: group[name] for name in chosen}) for group, chosen in each] for each in pairs]
 
     def put(self, options: HandSet) -> None:
         """Sets options as a visit has set them."""

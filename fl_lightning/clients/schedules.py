@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.clients.hand_set import HandSet, HandSetOptions
+from fl_lightning.lightning.inspection import is_overridden
 from fl_lightning.lightning.names import Trainer
 from fl_lightning.lightning.round_clock import VisitClock, VisitPlan
 
@@ -44,6 +45,7 @@ class Schedules:
     def __init__(self, trainer: Trainer, clock: VisitClock, options: HandSetOptions) -> None:
         self._trainer, self._clock, self._options = trainer, clock, options
         self._manual = not trainer.lightning_module.automatic_optimization
+        clock.ends_epochs = is_overridden("on_train_batch_end", trainer.lightning_module)
         self._states, self._shared = SchedulerStates([]), Snapshot()
         self._watch = ExitStack()
         self._own: list[int] = []
@@ -101,7 +103,11 @@ class Schedules:
         for place, config in enumerate(self._trainer.lr_scheduler_configs):
             for _ in range(self._steps_by_hand(place)):
                 config.scheduler.step()  # type: ignore[call-arg]  # those that take a metric are refused
+        if self._clock.ends_epochs:  # so did the visit, before what it set last
+            self._clock.end_epoch()
         self._options.put(self._hand_set)
+        if not self._clock.ends_epochs:
+            self._clock.end_epoch()
 
     def _steps_by_hand(self, place: int) -> int:
         """How far a scheduler moves in this round because visits stepped it by hand; as before if none counts."""

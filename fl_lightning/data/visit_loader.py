@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 
 from fl_lightning.data.client_loaders import ClientLoaders
 
@@ -16,10 +15,6 @@ class VisitLoader(ClientLoaders):
         vars(self).update(vars(loaders))
         self.loaders, self._count = loaders, batches
 
-    @cached_property
-    def _length(self) -> int:
-        return self._count(self.loaders)
-
     def __len__(self) -> int:
         """Batches of a visit over all local epochs: ``trainer.num_training_batches``, but for the trainer's limits."""
-        return self._length
+        return self._count(self.loaders)

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -120,18 +119,11 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         if self._num_ready_batches_reached():
             self.conductor.close_round()
             self.progress.enter(RoundPhase.AGGREGATED)
-            self._end_of_schedules(self.conductor.advance_schedules)
+            self.conductor.advance_schedules()
             self.conductor.publish_round()
             self._step_values.warn(self._results)
         if task.client_id is not None:
             connector.update_train_step_metrics()
-
-    def _end_of_schedules(self, advance: Callable[[], None]) -> None:
-        """Moves the schedulers to the end of the round: those of steps by ``advance``, then those of epochs."""
-        for optimizer in self.trainer.optimizers:
-            optimizer._opt_called = True  # or schedulers warn where clients took no step of this very optimizer
-        advance()
-        self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
 
     def pass_rounds(self, count: int) -> None:
         """Moves schedulers that begin anew through the rounds before round ``count``, in which others have trained."""
@@ -140,7 +132,8 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         for index in range(count):
             self.progress.begin_at(index)
             self.clock.begin_round(steps, steps)
-            self._end_of_schedules(partial(self.clock.close_round, steps))
+            self.clock.close_round(steps)
+            self.clock.end_epoch()
         self.progress.begin_at(count)
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
@@ -190,6 +183,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
                 self.clock.end_step()
         else:
             outputs = self.manual_optimization.run(kwargs)
+        self.clock.end_batch()
         call._call_lightning_module_hook(trainer, "on_train_batch_end", outputs, batch, batch_idx)
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if not isinstance(loss, Tensor):

@@ -43,6 +43,7 @@ class VisitClock:
         self.shown_loader: Any = None  # ``trainer.train_dataloader`` until data that was read before is read again
         self.places: int | float = inf  # clients of a round, which Lightning takes for batches
         self.counts_clients = False  # batches are clients at the moment, because callbacks are told of one
+        self.ends_epochs = False  # schedulers of epochs step in visits, too: the module has a hook after that
         self.scheduled = self.stepping = False  # the loop steps schedulers within visits, and does so at the moment
         # The batch is the first or last of an optimizer step's, as every one outside visits: the optimizer forgets
         # gradients before it, or steps after it.
@@ -120,7 +121,16 @@ class VisitClock:
     def end_step(self) -> None:
         """The visit has taken an optimizer step: schedulers move on, unless the round has no further tick."""
         if self.allows(self.steps_taken, self._limit):
-            self._step_schedulers()
+            self._step_schedulers("step")
+
+    def end_batch(self) -> None:
+        """A batch is about to have its last hook, before which Lightning ends an epoch for schedulers."""
+        if self.is_last_batch and self.ends_epochs:
+            self.end_epoch()
+
+    def end_epoch(self) -> None:
+        """Schedulers that count epochs step."""
+        self._step_schedulers("epoch")
 
     def counted(self) -> tuple[int, int]:
         """Optimizer steps and batches of the visit so far."""
@@ -139,6 +149,7 @@ class VisitClock:
     def close_round(self, steps: int) -> None:
         """Moves the clock, and schedulers with it, from the beginning of the round to its end."""
         start = self.tick
+        self._excuse_optimizers()
         if self.scheduled and self.plan is not None:
             clients = self._loop.batch_progress
             progress = self._loop.batch_progress = type(clients)()
@@ -146,17 +157,22 @@ class VisitClock:
                 for step in range(1, steps + 1):
                     self._move_to(start + step)
                     progress.current.ready, progress.is_last_batch = self.plan.batches_after(step), step == steps
-                    self._step_schedulers()
+                    self._step_schedulers("step")
             finally:
                 self._loop.batch_progress = clients
         self._move_to(start + steps)
 
-    def _step_schedulers(self) -> None:
+    def _step_schedulers(self, interval: str) -> None:
+        self._excuse_optimizers()
         self.stepping = True
         try:
-            self._loop._update_learning_rates("step", update_plateau_schedulers=False)
+            self._loop._update_learning_rates(interval, update_plateau_schedulers=False)
         finally:
             self.stepping = False
+
+    def _excuse_optimizers(self) -> None:
+        for optimizer in self._loop.trainer.optimizers:
+            optimizer._opt_called = True  # or schedulers warn where it has taken no step
 
     def _move_to(self, tick: int) -> None:
         by = tick - self.tick

@@ -77,7 +77,7 @@ class Measured(Classifier):
 
 
 class WarmedUp(Classifier):
-    """Changes the learning rate within local training, which is nobody else's business."""
+    """Changes the learning rate within local training, by hand: it moves on by one visit per round."""
 
     def training_step(self, batch, batch_idx):
         for group in self.trainer.optimizers[0].param_groups:
