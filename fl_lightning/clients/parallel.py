@@ -97,7 +97,7 @@ class WorkerDiedError(RuntimeError):
 class _Worker(Fork):
     """A worker process, which serves until its channel is closed."""
 
-    place: int | None = None  # of the client that it trains, among the round's tasks
+    places: tuple[int, ...] = ()  # among the round's tasks: of the client that it trains, and of the next one
     since: float = 0.0  # by ``time.monotonic()``
 
 
@@ -180,9 +180,14 @@ class ParallelRunner(CohortRunner):
         self._hand_out(self._workers[-1])
 
     def _hand_out(self, worker: _Worker) -> None:
-        worker.place, worker.since = self._waiting.pop() if self._waiting else None, time.monotonic()
+        """Tells a worker its next clients, or that there is none; one ahead, as long as the others have enough."""
+        worker.since = time.monotonic()
         with contextlib.suppress(ConnectionError):  # it has died, as its channel is about to tell
-            worker.channel.send(worker.place)
+            while self._waiting and len(worker.places) < (2 if len(self._waiting) > self._size else 1):
+                worker.places += (self._waiting.pop(),)
+                worker.channel.send(worker.places[-1])
+            if not worker.places:
+                worker.channel.send(None)
 
     def _serving(self) -> dict[object, _Worker]:
         return {worker.channel: worker for worker in self._workers if not worker.channel.closed}
@@ -207,8 +212,9 @@ class ParallelRunner(CohortRunner):
         except (EOFError, OSError):
             self._lose(worker, WorkerDiedError(f"its worker process {worker.end()}"))
             return
-        ended = worker.place is None
+        ended = not worker.places
         if not ended:
+            worker.places = worker.places[1:]
             self._hand_out(worker)
         message = unpack(packed, torch.device("cpu"))
         if isinstance(message, Outcome):
@@ -222,8 +228,9 @@ class ParallelRunner(CohortRunner):
     def _lose(self, worker: _Worker, error: Exception) -> None:
         """The client of a worker has failed; another worker goes on with the others."""
         worker.channel.close()
-        if worker.place is not None:
-            self._results[worker.place] = Outcome(worker.place, error=error)
+        for place in worker.places[:1]:
+            self._results[place] = Outcome(place, error=error)
+        self._waiting += worker.places[1:]
         if self._waiting:
             self._start()
 

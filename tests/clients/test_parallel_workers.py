@@ -339,6 +339,21 @@ def test_clients_whose_worker_dies_are_dropped_and_the_others_are_trained(how):
     assert strategy.executor_fallback is None
 
 
+def test_the_client_that_waits_behind_one_whose_worker_dies_is_trained_by_another():
+    class Dying(Classifier):
+        def training_step(self, batch, batch_idx):
+            try:
+                os.close(os.open("died", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return super().training_step(batch, batch_idx)
+            os._exit(3)
+
+    one = fl.executors.Parallel(workers=1)
+    with pytest.warns(UserWarning, match=r"is left out of round 0: .*ended with exit code 3"):
+        strategy = fit_in_workers(fresh(Dying), 1, executor=one, on_client_error="drop").strategy
+    assert len(strategy.last_round.client_ids) == 4
+
+
 def test_clients_without_data_are_dropped_as_in_sequence():
     found = []
     for executor in (None, TWO):
