@@ -12,6 +12,7 @@ from pathlib import Path
 
 import lightning as L
 import torch
+from hand_schedules import HAND_SCHEDULES
 from lightning.pytorch.callbacks import ModelCheckpoint
 from support import Classifier, federated_blobs
 from torch.nn.functional import cross_entropy
@@ -136,6 +137,7 @@ FITS = {
     ),
     "gathering": (Gathering, A.FedLF, {}),
     "failing client": (Fails, A.FedAvg, {"on_client_error": "drop"}),
+    **{f"by hand: {kind.__name__}": (kind, A.FedAvg, {}) for kind in HAND_SCHEDULES},
 }  # fmt: skip
 
 

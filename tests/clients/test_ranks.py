@@ -32,32 +32,45 @@ from fl_lightning.lightning.single_device import check_devices
 
 QUICK = (
     "SCAFFOLD with FedLF", "Ditto", "FedMDFG", "FedPW behind a guard", "kept optimizers", "gathering",
-    "failing client",
+    "failing client", "by hand: DecayAtLast",
 )  # fmt: skip
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")]
 
 
-@pytest.mark.parametrize(
-    ("cases", "ranks", "rounds"),
-    [(QUICK, 2, 2), pytest.param(tuple(rank_session.FITS), 3, 3, marks=pytest.mark.slow)],
-    ids=["2 ranks", "all cases on 3 ranks"],
-)
-def test_several_processes_have_the_bits_of_one(tmp_path, cases, ranks, rounds):
-    start = forked if ranks == 2 else session
-    said = start(tmp_path, ranks, "fits", str(rounds), *cases)
-    many = results(tmp_path)
+def compared_with_one(folder, ranks, rounds, cases):
+    """Runs fits on several processes, asserts that they have the bits of one process, and returns what was printed."""
+    said = (forked if ranks == 2 else session)(folder, ranks, "fits", str(rounds), *cases)
+    many = results(folder)
     assert len(many) == ranks
-    session(tmp_path, 1, "fits", str(rounds), *cases)
-    (one,) = results(tmp_path)
+    session(folder, 1, "fits", str(rounds), *cases)
+    (one,) = results(folder)
     assert set(one) == set(cases)
     for rank in many:
         assert differences(one, rank) == {}
+    return said
+
+
+@pytest.mark.parametrize(
+    ("cases", "ranks", "rounds"),
+    [
+        (QUICK, 2, 2),
+        pytest.param(tuple(rank_session.FITS), 3, 3, marks=pytest.mark.slow),
+    ],
+    ids=["2 ranks", "all cases on 3 ranks"],
+)
+def test_several_processes_have_the_bits_of_one(tmp_path, cases, ranks, rounds):
+    said = compared_with_one(tmp_path, ranks, rounds, cases)
     steps = re.findall(r"STEP (\d) (\d)", said)
     later = {rank: steps.count((str(rank), str(rounds - 1))) for rank in range(ranks)}
     whole = steps.count(("0", "0"))  # with the sanity check; the first evaluation shows that the module can be divided
     assert sum(later.values()) < whole
     assert all(later.values()), "every rank evaluates some clients"
+
+
+@pytest.mark.slow
+def test_rates_that_are_set_by_hand_are_those_of_one_process(tmp_path):
+    compared_with_one(tmp_path, 2, 3, [name for name in rank_session.FITS if name.startswith("by hand")])
 
 
 @pytest.mark.slow
