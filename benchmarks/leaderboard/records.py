@@ -57,11 +57,13 @@ def unpack(folder: Path) -> None:
 
 def packed(folder: Path) -> dict[str, FitRecord]:
     """The packed runs of a suite, by key."""
-    return {
-        line["run"]: record_from_json(json.dumps({"division": 0, **line["record"]}))
-        for line in read(packed_file(folder))
-        if "record" in line
-    }
+    return {line["run"]: _read(line["record"]) for line in read(packed_file(folder)) if "record" in line}
+
+
+def _read(record: dict[str, Any]) -> FitRecord:
+    """A record, perhaps one of before divisions were numbered and clients with one class were marked."""
+    evaluations = [{"one_class": {}, **evaluation} for evaluation in record["evaluations"]]
+    return record_from_json(json.dumps({"division": 0, **record, "evaluations": evaluations}))
 
 
 def finished(folder: Path) -> dict[str, FitRecord]:

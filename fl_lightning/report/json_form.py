@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
@@ -49,13 +49,12 @@ def _entries(record: Any) -> dict[str, Any]:
 
 
 def _built(cls: Any, found: Any) -> Any:
-    names = {entry.name: entry.default is entry.default_factory is MISSING for entry in fields(cls)}
+    names = [entry.name for entry in fields(cls)]
     keys = sorted(found) if isinstance(found, Mapping) else found
-    needed = {name for name, must in names.items() if must}
-    if not isinstance(found, Mapping) or not needed <= found.keys() <= names.keys():
+    if keys != sorted(names):
         raise ValueError(f"{cls.__name__} must be an object with the keys {sorted(names)}, found {keys}")
     hints = _hints(cls)
-    return cls(**{name: _nested(hints[name], value) for name, value in found.items()})
+    return cls(**{name: _nested(hints[name], found[name]) for name in names})
 
 
 _hints = cache(get_type_hints)
