@@ -87,8 +87,7 @@ def test_a_hundred_clients_end_on_the_rate_of_plain_lightning(module):
     assert seen[0].after == seen[1].after == seen[2].after
     assert trainer.global_step == plain.global_step == 6 * 5
     assert federated.seen.batches == {5}
-    cells = [", ".join(f"{rates.after[place]:.3g}" for place in (1, 3, 5)) for rates in seen]
-    row = f"| {module.title} | {' | '.join(cells)} |"
+    row = f"| {module.title} | {', '.join(f'{seen[0].after[place]:.3g}' for place in (1, 3, 5))} |"
     assert row in (Path(fl.__file__).parents[1] / "docs" / "schedules.md").read_text(), row
 
 
