@@ -56,7 +56,9 @@ class Row:
             coded = coded if self.stand_in else "reduced"
             shorter = [(r, case.rounds) for r, case in zip(reached, cases, strict=True) if 0 < r < case.rounds]
             said += [f"{ran} of {len(cases)} rows"] if ran < len(cases) else []
-            said += [f"{min(shorter)[0]:,} of {max(shorter)[1]:,} rounds"] if shorter else []
+            if shorter:
+                reach = " to ".join(f"{r:,}" for r in sorted({min(shorter)[0], max(shorter)[0]}))
+                said.append(f"{reach} of {max(shorter)[1]:,} rounds")
         seeds = {len(results[case.name]) for case in cases if case.name in results}
         return coded, "; ".join([*said, f"seeds: {' to '.join(str(n) for n in sorted({min(seeds), max(seeds)}))}"])
 
@@ -86,7 +88,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
         Row("Table 2: CIFAR-10 normal, mutex, unbalanced", "fedmdfg-table2"),
         Row("Table 3: one client overfits, nine join", why="not coded yet"),
         Row("Table 4: attacks", "fedmdfg-attacks"),
-        Row("Figure 3: CIFAR-100", why="the data are not to be had here"),
+        Row("Figure 3: CIFAR-100", why="there is no loader of the data yet"),
         Row("Figure 4: curves on MNIST and CIFAR-100", why="not coded yet"),
         Row("Figure 5: ablation", why="not coded yet: beta=0 is refused"),
         Row("Theorem 1: common descent", command="python -m benchmarks.papers.conflicts --data-root DIR"),
@@ -94,7 +96,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "FedLF": (
         Row("Table 1: Fashion-MNIST", "fedlf-table1", tuple(f"{n}: " for n in ("Dir(0.1)", "Pat-1", "Pat-2"))),
         Row("Table 1: CIFAR-10", why=GPU),
-        Row("Table 1: CIFAR-100", why="the data are not to be had here"),
+        Row("Table 1: CIFAR-100", why="there is no loader of the data yet"),
         Row("Table 2: conflicts on CIFAR-10", "fedlf-table2"),
         Row("Table 3: ablation", "fedlf-ablation"),
         Row("Figures 3 and 4: each client's accuracy; curves", why="no picture draws them yet"),
@@ -148,5 +150,5 @@ def text(out: Path) -> str:
             state, far = row.state(out)
             counts[state] = counts.get(state, 0) + 1
             lines.append(f"| {paper} | {row.item} | {state} | {far} | {row.does()} |")
-    total = ", ".join(f"{count} {state}" for state, count in sorted(counts.items(), key=lambda pair: -pair[1]))
+    total = "; ".join(f"{count} {state}" for state, count in sorted(counts.items(), key=lambda pair: -pair[1]))
     return "\n".join([*lines, "", f"{sum(counts.values())} rows: {total}."])
