@@ -95,6 +95,8 @@ class BoundParameters:
         self.settle(self.global_views)
         self._idle = self._not_trained()
         self.bind_global()
+        if not self._flags:  # hooks may have taken views since the fit began
+            self._check_memory()
         self._marks = self._frozen_marks()
         self._flags = [(parameter, parameter.requires_grad) for parameter in named.values()]
 

@@ -108,6 +108,11 @@ class Schedules:
         self._options.put(self._hand_set)
         if not self._clock.ends_epochs:
             self._clock.end_epoch()
+        self._options.begin()
+
+    def set_since_round(self) -> HandSet:
+        """Options that were set by hand since the round was closed."""
+        return self._options.end()
 
     def _steps_by_hand(self, place: int) -> int:
         """How far a scheduler moves in this round because visits stepped it by hand; as before if none counts."""

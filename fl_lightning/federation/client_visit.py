@@ -226,7 +226,8 @@ class Visit(OneDevice):
         self.side.schedules.close_round()
 
     def end_epoch(self) -> None:
-        """Nobody else is to stop."""
+        """Refuses rates that hooks of the epoch's end have set: the next round has another trainer."""
+        refuse_steps_by_hand(self._trainer, (), self.side.schedules.set_since_round())
 
     def publish_round(self) -> None:
         """The learning-rate schedulers have stepped: packs what the client keeps."""

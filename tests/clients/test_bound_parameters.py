@@ -5,7 +5,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from plain_loop import federate, sgd
-from support import CLASSES, FEATURES, Classifier, federated_blobs, fresh, quiet_trainer, training_only, weights
+from support import CLASSES, FEATURES, Classifier, federated_blobs, fresh, quiet_trainer, train, training_only, weights
 from torch import nn
 
 import fl_lightning as fl
@@ -256,6 +256,15 @@ def test_what_lies_in_the_memory_of_a_parameter_is_refused_by_name(meddle, name)
     with pytest.raises(ValueError, match="nothing may lie in the memory of the trained parameter") as refusal:
         BoundParameters(module, "module")
     assert {f"'{name}'", "'net.0.weight'"} <= set(re.findall(r"'\S+'", str(refusal.value)))
+
+
+def test_what_hooks_take_after_the_fit_has_begun_is_refused_too():
+    class Late(Classifier):
+        def on_train_start(self):
+            watches(self)
+
+    with pytest.raises(ValueError, match=r"memory of the trained parameter 'net.0.weight'.*found 'weights'"):
+        train(fresh(Late), 1)
 
 
 def test_parts_of_one_memory_that_do_not_overlap_are_as_good_as_others():

@@ -4,7 +4,7 @@
 import pytest
 import torch
 from by_hand import own_loader
-from hand_schedules import WarmUp
+from hand_schedules import InEpochs, WarmUp
 from schedules import ByHand, Counted, Glue, Inner, Noam, OneCycle, Rated, Wrapped
 from support import federated_blobs, fresh, train
 from test_federated_client import compare, message, one_client
@@ -68,6 +68,7 @@ def test_clients_apart_give_the_bits_of_a_fit(method, module, options):
         (ByHand, "ExponentialLR is stepped"),
         (ByHandOfAutomatic, "ExponentialLR is stepped"),
         (WarmUp, "'lr' of param_groups is set"),
+        (InEpochs, "'momentum' of param_groups is set"),
     ],
 )
 def test_rates_that_a_module_moves_itself_are_refused(module, what):
