@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.clients.client_optimizers import group_options
 from fl_lightning.core.modules import modes_kept, submodules
 from fl_lightning.fit.loaders import OwnBatches
 from fl_lightning.lightning.batches import batch_size, counted_batches, device_batch
@@ -90,12 +91,15 @@ class Alone:
         """Runs the epoch-end hook for a client; adds what it logs until it ends or raises, and the error."""
         notes = RecordedLogs(self._noticed, of_steps=False)
         error = None
+        groups = [(group, group_options(group)) for each in self._trainer.optimizers for group in each.param_groups]
         with self._unheard(notes), shown_metrics(self._trainer, row.values), self._noticed.apart():
             try:
                 getattr(self.module, self.hook)()
             except Exception as raised:
                 error = raised
             found = notes.row()
+        for group, options in groups:  # rates that the hook sets move once per evaluation, not once per client
+            group.update(options)
         found.update(row)
         found.error = error
         return found

@@ -8,6 +8,8 @@ from support import CLASSES, Classifier, federated_blobs, fit, fresh
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision
 
+import fl_lightning as fl
+
 
 class InSteps(Classifier):
     """Logs the metric itself in the step: what the others must agree with."""
@@ -134,3 +136,15 @@ def test_schedulers_step_once():
         _, trainer, fitted, _ = evaluated(Steps)
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**2)
     assert set(fitted.values) == {"val_macc", "val_precision"}  # logged before it stepped
+
+
+@pytest.mark.parametrize(
+    "algorithm", [fl.algorithms.FedAvg(), fl.algorithms.Ditto()], ids=lambda rule: type(rule).__name__
+)
+def test_a_rate_that_the_hook_sets_moves_once_per_evaluation(algorithm):
+    class Decays(Classifier):
+        def on_validation_epoch_end(self):
+            self.trainer.optimizers[0].param_groups[0]["lr"] *= 0.5
+
+    found = fit(fresh(Decays, lr=0.1), 2, algorithm=algorithm)
+    assert found.trainer.optimizers[0].param_groups[0]["lr"] == 0.1 * 0.5**2
