@@ -47,12 +47,13 @@ help:
 	@echo 'make test-projects  install and federate the published projects of examples/projects (PROJECTS="graphs tabular")'
 	@echo 'make docs      build the documentation site, build/site/html; make docs-links asks the addresses of other sites'
 	@echo 'make bench     time rounds against a hand-written loop'
+	@echo 'make mutants   changes code of FILES, or a random 2 % of what can be changed: which change does no test notice?'
 	@echo 'make sanitize  10^5 random calls of the CPU kernels under sanitizers, in each instruction set (SANITIZE_CALLS)'
 	@echo 'make dist      build and check what a release uploads, in dist/; make dist-cuda a wheel with CUDA kernels'
 	@echo 'make dist-test install dist/ in new environments and run the op tests there (PYTHONS="python3.10 python3.13")'
 	@echo 'make clean     delete what the other targets wrote; make distclean deletes .venv too'
 	@echo
-	@echo 'Variables: PYTHON (now $(PYTHON)), VENV (now $(VENV)), PYTEST_ARGS, PROJECTS, PYTHONS'
+	@echo 'Variables: PYTHON (now $(PYTHON)), VENV (now $(VENV)), PYTEST_ARGS, PROJECTS, PYTHONS, FILES'
 
 .PHONY: demo
 demo: $(KERNELS)
@@ -147,6 +148,11 @@ docs-links: $(VENV)/.docs
 bench: $(KERNELS)
 	$(BIN)/python -m benchmarks.rounds
 
+FILES ?=
+.PHONY: mutants
+mutants: $(KERNELS)
+	@$(BIN)/python tests/mutants.py $(FILES)
+
 # Needs a C++ compiler and nothing of .venv.
 SANITIZE_CALLS ?= 100000
 .PHONY: sanitize
@@ -184,7 +190,7 @@ $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=...")'
 	@echo 'Setting up $(VENV) (the first time: downloads PyTorch, a few minutes)'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@env -u FORCE_CUDA FL_LIGHTNING_NO_EXT=1 $(BIN)/python -m pip install --progress-bar off -e '.[test,lint]' \
+	@env -u FORCE_CUDA FL_LIGHTNING_NO_EXT=1 $(BIN)/python -m pip install --progress-bar off -e '.[test,lint,mutants]' \
 	  | sed -u -nE -e 's/^ *(Downloading|Using cached) ([^-]+-[^-]+)-[^ ]+\.whl( .*)?$$/  \2\3/p' -e 's/^Installing.*/Installing/p'
 	@touch $@
 	@echo 'Set up.'

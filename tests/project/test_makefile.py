@@ -50,7 +50,7 @@ def set_up(project):
 
 
 MADE = "base -m venv --clear .venv"
-INSTALLED = "venv -m pip install --progress-bar off -e .[test,lint]"
+INSTALLED = "venv -m pip install --progress-bar off -e .[test,lint,mutants]"
 
 
 @pytest.mark.parametrize("state", ["nothing", "a folder", "without pip", "a dead link"])
