@@ -29,8 +29,7 @@ def record_from_json(text: str) -> FitRecord:
 
     Raises:
         TypeError: a value is of another kind.
-        ValueError: the text is no JSON, has another version, a key too many or a value out of range, or lacks a key
-            that has no default.
+        ValueError: the text is no JSON, has another version, lacks a key, has one too many, or a value out of range.
     """
     try:
         found = json.loads(text)
