@@ -95,7 +95,7 @@ def circles(root: Path, file: str) -> list[list[str]]:
 
 
 def _names(file: Path, words: list[str]) -> bool:
-    return bool(set(re.findall(r"[\w.]+", file.read_text(encoding="utf-8"))) & set(words))
+    return any(re.search(rf"\b{re.escape(word)}\b", file.read_text(encoding="utf-8")) for word in words)
 
 
 class Judge:

@@ -106,6 +106,11 @@ def test_absent_clients_are_respected():
     assert abs(conflicting @ steps[1]) < 1e-12 * conflicting.norm() * steps[1].norm()
 
 
+def test_a_single_row_is_remembered_where_it_was_asked_for():
+    rule = FedFV(max_history=1, history_device="meta")
+    assert (rule.max_history, rule.history_device) == (1, "meta")
+
+
 def test_max_history_keeps_the_newest():
     rule = FedFV(tau=5, max_history=4)
     for cohort in sampled_rounds(8, 20, 3, 80):

@@ -21,7 +21,9 @@ OUT_OF_RANGE = {
     fl.FairReg: {"weight": [-1], "notion": ["x"]},
     fl.FedCKA: {"mu": [-1.0, nan], "layers": [[], "net.0"], "num_layers": [0], "max_models": [0]},
     fl.FedDyn: {"alpha": [0, -1.0, nan]},
-    fl.FedFV: {"alpha": [-0.1, 1.1], "tau": [-1], "reading": ["both"]},
+    fl.FedFV: {
+        "alpha": [-0.1, 1.1], "tau": [-1], "reading": ["both"], "max_history": [0], "history_device": ["no"],
+    },
     fl.FedFa: {"beta": [-0.1, 1.1], "gamma": [1.0, -0.5]},
     fl.FedGini: {"epsilon": [-0.1, 1.1, nan]},
     fl.FedHEAL: {"tau": [1], "reading": ["library"], "beta": [1.5]},

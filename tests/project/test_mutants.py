@@ -19,7 +19,7 @@ def tree(tmp_path):
         "toy/room/alone.py": "",
         "tests/room/test_doubling_more.py": TEST,
         "tests/room/test_user.py": "def test_nothing():\n    pass\n",
-        "tests/room/test_names.py": "def test_nothing():\n    'double'\n",
+        "tests/room/test_names.py": "def test_nothing():\n    'fl.double'\n",
     }.items():
         (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "root" / name).write_text(text)
