@@ -17,6 +17,7 @@ from torchmetrics.wrappers import BootStrapper, ClasswiseWrapper, MinMaxMetric
 
 import fl_lightning as fl
 from fl_lightning.lightning.module.undefined_metrics import Noticed
+from fl_lightning.lightning.undefined_states import undefined
 
 EVEN = torch.tensor([0, 1, 0, 1, 1, 0])
 MIXED = torch.tensor([0, 1, 1, 1, 0, 0])
@@ -296,3 +297,28 @@ def test_inside_wrappers():
     )
     assert value.isnan()
     assert reason == "No positive samples in targets"
+
+
+def test_values_of_single_samples_are_not_judged():
+    assert undefined(classification.BinaryAccuracy(multidim_average="samplewise")) is None
+
+
+@pytest.mark.parametrize("kind", [classification.MulticlassAUROC, classification.MulticlassJaccardIndex])
+def test_an_ignored_label_beyond_the_classes_leaves_none_out(kind):
+    metric = kind(3, ignore_index=3)
+    metric.update(torch.eye(4)[:, :3].softmax(1), torch.arange(4))
+    assert not undefined(metric).where.any()
+    assert not undefined(metric).absent.any()
+
+
+def test_rounding_of_many_equal_values_is_no_spread():
+    metric = regression.PearsonCorrCoef()
+    for _ in range(10):
+        metric.update(torch.full((1000,), 0.1), torch.linspace(0, 1, 1000))
+    assert undefined(metric).where == (metric.var_x > 0)
+
+
+def test_a_curve_of_all_labels_together_needs_one_positive_sample():
+    metric = classification.MultilabelAUROC(2, average="micro")
+    metric.update(torch.rand(3, 2), torch.tensor([[1, 0], [0, 0], [0, 0]]))
+    assert undefined(metric).where.tolist() is False

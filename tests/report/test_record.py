@@ -17,6 +17,7 @@ def test_json_gives_the_record_back():
     assert record_from_json(text) == record
     assert record_to_json(record_from_json(text)) == text
     assert "NaN" not in text
+    assert text.startswith('{"method":"FedAvg","seed":')
     filled = {entry.name for entry in fields(FitRecord) if getattr(record, entry.name)}
     assert filled == {entry.name for entry in fields(FitRecord)} - {"seed", "division", "recording_seconds"}
 
