@@ -111,6 +111,16 @@ def test_a_single_row_is_remembered_where_it_was_asked_for():
     assert (rule.max_history, rule.history_device) == (1, "meta")
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e40])
+@pytest.mark.parametrize(("absent", "conflicts"), [([0.0, 1.0], 0), ([-1.0, 1.0], 1)])
+def test_an_absent_row_at_a_right_angle_is_no_conflict_however_long_rows_are(scale, absent, conflicts):
+    rule, layout = FedFV(), ParamLayout.from_sizes([2])
+    for when, row in enumerate((absent, [1.0, 0.0])):
+        rows = scale * torch.tensor([row], dtype=torch.float64)
+        rule.aggregate(make_cohort(rows, [1.0], [when], when, layout=layout))
+    assert rule.report.scalars["external_conflicts"] == conflicts
+
+
 def test_max_history_keeps_the_newest():
     rule = FedFV(tau=5, max_history=4)
     for cohort in sampled_rounds(8, 20, 3, 80):
