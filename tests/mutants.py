@@ -15,14 +15,11 @@ import argparse
 import difflib
 import random
 import re
-import shutil
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.util import cache_from_source
-from itertools import islice
 from pathlib import Path
 
 import libcst as cst
@@ -46,7 +43,7 @@ class Mutant:
     node: cst.CSTNode
     changed: cst.CSTNode
 
-    @cached_property
+    @property
     def code(self) -> str:
         """The whole file."""
         return self.module.deep_replace(self.node, self.changed).code  # type: ignore[arg-type]
@@ -56,7 +53,7 @@ class Mutant:
         """Whether nothing but a guard changed."""
         return GUARDS.sub(")", self.code) == GUARDS.sub(")", self.module.code)
 
-    @cached_property
+    @property
     def difference(self) -> str:
         """The lines that differ, below the name of the file."""
         before, after = self.module.code.splitlines(), self.code.splitlines()
@@ -71,7 +68,7 @@ def mutants(root: Path, file: str) -> Iterator[Mutant]:
         for kind, operator in mutation_operators:
             if isinstance(node, kind):
                 # Of a string one is enough: others only change its case.
-                for changed in islice(operator(node), 1 if kind is cst.BaseString else None):
+                for changed in list(operator(node))[: 1 if kind is cst.BaseString else None]:
                     yield Mutant(file, module, node, changed)
 
 
@@ -112,7 +109,7 @@ class Judge:
     def __init__(self, root: Path, folder: Path) -> None:
         self._scratch = Scratch(root, folder, {})
         for built in root.glob("fl_lightning/_[Cb]*.*[ot]"):  # the kernels, and what they were built for
-            shutil.copy2(built, folder / "fl_lightning" / built.name)
+            (folder / "fl_lightning" / built.name).write_bytes(built.read_bytes())
         self._limits: dict[tuple[str, ...], float] = {}
 
     def notices(self, mutant: Mutant) -> bool:

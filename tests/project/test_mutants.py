@@ -27,7 +27,6 @@ def tree(tmp_path):
     return tmp_path / "root"
 
 
-@pytest.mark.slow  # seconds
 def test_one_mutant_is_noticed_and_one_survives(tree, tmp_path):
     judge = mutants.Judge(tree, tmp_path / "copy")
     found = {m.difference: judge.notices(m) for m in mutants.mutants(tree, "toy/room/doubling.py")}
