@@ -219,7 +219,7 @@ def test_the_page_on_privacy_says_which_methods_it_fits():
 
 
 def test_install_names_every_extra_that_users_need():
-    users = EXTRAS - {"build", "dist", "test", "docs", "lint"}
+    users = EXTRAS - {"build", "dist", "test", "docs", "lint", "mutants"}
     (sentence,) = re.findall(r"The optional extras are (.*?)\. Ask", (DOCS / "install.md").read_text(), flags=re.DOTALL)
     assert set(re.findall(r"`(\w+)`", sentence)) == users
     (sentence,) = re.findall(r"Extras bring what (.*?)\.\n", PAGE, flags=re.DOTALL)
