@@ -4,7 +4,8 @@
 import pytest
 import torch
 
-from fl_lightning.algorithms.fedlf import BlockSolver, Directions, joined_blocks
+from fl_lightning.algorithms._shared.common_descent import Directions
+from fl_lightning.algorithms._shared.layer_blocks import BlockSolver, joined_blocks
 
 ONLINE, REMEMBERED = 2, 4
 ROWS = ONLINE + REMEMBERED
