@@ -139,16 +139,6 @@ def compared_module() -> fl.ClientModule:
     return fl.ClientModule(nn.Linear(2, 3), num_classes=3)
 
 
-def fit_record() -> fl.report.FitRecord:
-    """A round of two clients, and a validation after it."""
-    zero: Any = (0.0,)
-    rounds = fl.report.RoundSeries((0,), (2,), zero, zero, (1,), (0,), (0,), (False,), (False,), zero, zero, zero, zero)
-    summaries = dict.fromkeys(("mean", "worst_10", "angle"), (0.5,))
-    return fl.report.FitRecord(
-        "FedAvg", rounds=rounds, metrics=(fl.report.MetricSeries("acc", "val", "max", (1,), summaries),)
-    )
-
-
 def own_arguments() -> dict[str, dict[str, Any]]:
     """Valid arguments of what needs others than the shared ones."""
     parameters, ones = [nn.Parameter(torch.zeros(3))], torch.ones(3, dtype=torch.int64)
@@ -182,8 +172,6 @@ def own_arguments() -> dict[str, dict[str, Any]]:
         "report.Holdings": {"kind": "class", "columns": ("cat", "dog"), "counts": ((1, 2), (3, 0))},
         "report.MetricSeries": {"metric": "acc", "mode": "max", "rounds": (1,), "summaries": {"mean": (0.5,)}},
         "report.RoundTable": {"rows": ("a",), "width": 1, "totals": ((1.0,),), "counts": ((2,),)},
-        "report.plot_conflicts": {"record": fit_record()},
-        "report.plot_fairness": {"record": fit_record(), "path": None, "metric": "acc"},
         "report.record_from_json": {"text": fl.report.record_to_json(fl.report.FitRecord("FedAvg"))},
         "report.record_to_json": {"record": fl.report.FitRecord("FedAvg")},
         "report.write_report": {
