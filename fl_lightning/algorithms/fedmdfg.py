@@ -41,7 +41,7 @@ class FedMDFG(RemembersRows):
     Args:
         theta: angle in radians between losses and ``(1, ..., 1)`` up to which the model counts as fair.
         s: the line search tries lengths from ``2^s`` down to ``2^-s`` learning rates.
-        beta: parameter of the Armijo condition.
+        beta: parameter of the Armijo condition; 0 only asks that no loss rises.
         reading: ``"library"`` follows the paper but keeps clients whose loss is 0 (the code). ``"paper"`` drops them
             for the round (Algorithm 1, line 5). ``"code"`` lets every loss rise by ``beta`` times the slope where the
             paper asks it to fall by as much, does not ask the angle of the losses to shrink, and leaves the fair row
@@ -55,7 +55,7 @@ class FedMDFG(RemembersRows):
 
     reference = per_client(float)  # R_i
 
-    @checked(theta=Bounds(above=0, most=math.pi / 2), s=Bounds(0), beta=Bounds(above=0, below=1), history_device=DEVICE)
+    @checked(theta=Bounds(above=0, most=math.pi / 2), s=Bounds(0), beta=Bounds(0, below=1), history_device=DEVICE)
     def __init__(
         self,
         theta: float = math.pi / 16,

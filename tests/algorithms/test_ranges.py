@@ -29,7 +29,7 @@ OUT_OF_RANGE = {
     fl.FedHEAL: {"tau": [1], "reading": ["library"], "beta": [1.5]},
     fl.FedISM: {"rho": [0.0], "alpha": [-1.0], "q": [-1.0], "beta": [0.0, 1.1]},
     fl.FedLF: {"reading": ["both"], "max_history": [0], "history_window": [-1], "fair_row": ["no"]},
-    fl.FedMDFG: {"theta": [0.0, 2.0], "s": [-1], "beta": [0.0, 1.0], "reading": [""]},
+    fl.FedMDFG: {"theta": [0.0, 2.0], "s": [-1], "beta": [-0.1, 1.0], "reading": [""]},
     fl.FedMGDAPlus: {"epsilon": [-0.1, 1.1], "server_lr": [0.0, -1.0]},
     fl.FedPW: {"drop_rate": [1.0, -0.1], "beta": [1.1, -0.1]},
     fl.FedPer: {"num_layers": [0], "personal": [[]]},
