@@ -2,7 +2,7 @@
 """One table of all methods, tuned alike, on the same real data.
 
     python -m benchmarks.leaderboard list
-    python -m benchmarks.leaderboard run SUITE ... --data-root DIR [--only METHOD ...] [--jobs 2] [--dry-run]
+    python -m benchmarks.leaderboard run SUITE ... --data-root DIR [--only METHOD ...] [--jobs 2]
     python -m benchmarks.leaderboard divisions SUITE ... --data-root DIR
     python -m benchmarks.leaderboard traffic SUITE ... --data-root DIR
     python -m benchmarks.leaderboard pack [SUITE ...]
@@ -54,7 +54,6 @@ def main(given: Sequence[str] | None = None) -> None:
     running.add_argument("--jobs", type=int, default=1, help="runs at a time (default 1)")
     running.add_argument("--seeds", type=int, help="how many seeds (default: those of the suite)")
     running.add_argument("--only", nargs="+", metavar="METHOD", help="these methods, and FedAvg; default all")
-    running.add_argument("--dry-run", action="store_true", help="only say what it would cost")
     dividing = commands.add_parser("divisions", help="run some methods on further divisions, and each client alone")
     counting = commands.add_parser("traffic", help="count what clients send and receive")
     packing = commands.add_parser("pack", help="put the finished runs into one small file")
@@ -95,11 +94,8 @@ def run(chosen: Suite, arguments: argparse.Namespace) -> None:
     folder = arguments.out / chosen.name
     unpack(folder)
     print(f"{chosen.name}: {chosen.title}", flush=True)
-    found = carry_out(
-        chosen, arguments.data_root, folder, arguments.only, arguments.seeds, arguments.jobs, arguments.dry_run
-    )
-    if found is not None:
-        print(f"{found}\n", flush=True)
+    found = carry_out(chosen, arguments.data_root, folder, arguments.only, arguments.seeds, arguments.jobs)
+    print(f"{found}\n", flush=True)
 
 
 def run_divisions(chosen: Suite, arguments: argparse.Namespace) -> None:

@@ -21,9 +21,8 @@ def carry_out(
     only: Collection[str] | None = None,
     seeds: int | None = None,
     jobs: int = 1,
-    only_cost: bool = False,
-) -> fl.Comparison | None:
-    """Does what is not done yet of a suite; the cost comes first.
+) -> fl.Comparison:
+    """Does what is not done yet of a suite.
 
     Args:
         suite: which.
@@ -32,7 +31,6 @@ def carry_out(
         only: names of methods to run beside the reference; ``None``: all.
         seeds: how many; ``None``: those of the suite.
         jobs: runs at a time.
-        only_cost: stop when the cost is known.
 
     Raises:
         MissingDataError: its data are not there.
@@ -50,4 +48,4 @@ def carry_out(
         project, strategies, next(iter(strategies.values())), folder=folder, learning_rates=suite.rates, seeds=seeds,
         bounds=suite.bounds, metric=METRIC, jobs=jobs, tuning_seeds=min(TUNING_SEEDS, seeds), divisions=suite.divisions,
     )  # fmt: skip
-    return session.carry_out(only_cost)
+    return session.carry_out()

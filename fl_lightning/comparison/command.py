@@ -37,21 +37,17 @@ def run(arguments: Sequence[str]) -> int:
         if options.lr is not None:
             project.check_learning_rates()
         methods = {name: _strategy(name, rule, project.strategy) for name, rule in rules.items()}
-        given = {
-            name: value for name, value in vars(options).items() if name not in ("config", "methods", "lr", "dry_run")
-        }
+        given = {name: value for name, value in vars(options).items() if name not in ("config", "methods", "lr")}
         given["seeds"] = options.seeds[0] if len(options.seeds) == 1 else options.seeds
         rates = options.lr or [project.learning_rate()]
         session = Session(project, methods, project.strategy, learning_rates=rates, **given)
-        found = session.carry_out(only_cost=options.dry_run)
+        found = session.carry_out()
     except (ValueError, TypeError, RuntimeError) as error:
         sys.stderr.write(f"compare: {error}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("compare: stopped; the same command goes on from here\n")
         return 130
-    if found is None:
-        return 0
     sys.stdout.write(f"{found}\n")
     written = [name for name in FILES if (options.folder / name).exists()]
     sys.stdout.write(f"\nIn {options.folder}: {', '.join(written)}\n")
@@ -132,7 +128,6 @@ def _parser() -> argparse.ArgumentParser:
         "--save-seconds", type=partial(_number, float, 0, _LARGEST, "not be negative"), default=60.0,
         help="least seconds between a run's checkpoints (default 60)",
     )  # fmt: skip
-    parser.add_argument("--dry-run", action="store_true", help="only say what it would cost")
     return parser
 
 

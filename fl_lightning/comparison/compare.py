@@ -45,8 +45,7 @@ def compare(
     """Trains every method with every learning rate and seed, and compares how the clients fare.
 
     Each run is a fit of its own. A finished run is a file in ``folder``, and an interrupted one has a checkpoint there:
-    the same call goes on where an earlier one was stopped or killed. Before the first run, one round of each method is
-    timed, and the cost of all runs is printed to standard error.
+    the same call goes on where an earlier one was stopped or killed. Each finished run prints a line to standard error.
 
     Two bounds train beside the methods. For ``"local only"``, each client trains a model of its own on its own data.
     For ``"pooled"``, one model trains on the data of all clients together. Both have as many rounds, and as many passes
@@ -126,9 +125,7 @@ def compare(
         bounds=bounds, metric=metric, test_metric=test_metric, select=select, jobs=jobs, save_seconds=save_seconds,
         tuning_seeds=tuning_seeds, divisions=divisions,
     )  # fmt: skip
-    found = session.carry_out()
-    assert found is not None
-    return found
+    return session.carry_out()
 
 
 def _makes(function: object, kind: type) -> bool:

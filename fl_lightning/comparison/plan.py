@@ -50,15 +50,11 @@ class Run:
     @property
     def key(self) -> str:
         """Name of the run's file and folder: letters, digits, and signs that every file system takes."""
+        name = re.sub(r"[^\w.=+-]+", "-", self.method, flags=re.ASCII)[:_LONGEST]
+        name = name if name == self.method else f"{name}-{hashlib.sha256(self.method.encode()).hexdigest()[:8]}"
         rate = "own" if self.learning_rate is None else repr(self.learning_rate)
         division = f"--division-{self.division}" if self.division else ""
-        return f"{file_name(self.method)}--lr-{rate}{division}--seed-{self.seed}"
-
-
-def file_name(method: str) -> str:
-    """A method's name in letters, digits, and signs that every file system takes."""
-    name = re.sub(r"[^\w.=+-]+", "-", method, flags=re.ASCII)[:_LONGEST]
-    return name if name == method else f"{name}-{hashlib.sha256(method.encode()).hexdigest()[:8]}"
+        return f"{name}--lr-{rate}{division}--seed-{self.seed}"
 
 
 @dataclass(frozen=True)

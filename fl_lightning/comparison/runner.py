@@ -20,7 +20,7 @@ import torch
 
 from fl_lightning.comparison.bounds import OneLearner, bound_strategy, merged
 from fl_lightning.comparison.files import read_run, write_run
-from fl_lightning.comparison.plan import Run, file_name
+from fl_lightning.comparison.plan import Run
 from fl_lightning.comparison.project import Parts, Project
 from fl_lightning.core.seeding import isolated
 from fl_lightning.data.client_loaders import ClientLoaders
@@ -48,19 +48,16 @@ class Runner:
         """What a run has left, or ``None`` if it is not over."""
         return read_run(self._file(run))
 
-    def timed(self, method: str) -> FitRecord | None:
-        """What :meth:`time` has kept of a method."""
-        return read_run(self.folder / "timings" / f"{file_name(method)}.json")
-
     def carry_out(self, run: Run) -> None:
         """Carries a run out, from where it was interrupted, and writes its file."""
         folder = self.folder / "checkpoints" / run.key
         with self._alone(run):
             if run.method == LOCAL:
                 found = self._clients_alone(run, folder)
+            elif run.method == POOLED:
+                found = self._pooled(run, folder)
             else:
-                parts = self._parts(run)
-                found = _named(parts, fit(parts, folder, self.save_seconds))
+                found = fit(self._build(run, self.strategies[run.method]), folder, self.save_seconds)
         rate = found.learning_rate if run.learning_rate is None else run.learning_rate
         record = replace(
             found, method=run.method, seed=run.seed, division=run.division, learning_rate=rate, status="finished",
@@ -68,18 +65,6 @@ class Runner:
         )  # fmt: skip
         write_run(self._file(run), record)
         shutil.rmtree(folder, ignore_errors=True)
-
-    def time(self, run: Run) -> None:
-        """Trains one round of a run and evaluates, to see how long it takes; its record is kept as the method's.
-
-        For ``"local only"``, that is a round of one client, that of median size.
-        """
-        with self._alone(run):
-            parts = self._parts(run)
-            parts.trainer.logger = None
-            rounds, parts.trainer.fit_loop.max_epochs = parts.trainer.max_epochs, 1
-            record = replace(_named(parts, fit(parts)), planned_rounds=rounds)
-        write_run(self.folder / "timings" / f"{file_name(run.method)}.json", record)
 
     def check_divisions(self, run: Run) -> None:
         """Refuses divisions that would all be the same."""
@@ -100,16 +85,11 @@ class Runner:
                 "evaluation data are given. FederatedDataModule(holdout=...) draws what is set aside by the seed"
             )
 
-    def _parts(self, run: Run) -> Parts:
-        """What a run trains; of ``"local only"`` its client of median size."""
-        if run.method not in (LOCAL, POOLED):
-            return self._build(run, self.strategies[run.method])
+    def _pooled(self, run: Run, folder: Path) -> FitRecord:
         learner = self._learner(run)
-        if run.method == LOCAL:
-            by_size = sorted(learner.clients, key=learner.sizes.__getitem__)
-            return self._client_alone(run, learner, by_size[len(by_size) // 2])
         learner.choose(learner.clients, None)
-        return replace(self._build(run, bound_strategy(self.base, len(learner.clients))), data=learner)
+        parts = replace(self._build(run, bound_strategy(self.base, len(learner.clients))), data=learner)
+        return learner.renamed(fit(parts, folder, self.save_seconds))
 
     def _client_alone(self, run: Run, learner: OneLearner, client: int) -> Parts:
         learner.choose([client], [client])
@@ -154,10 +134,6 @@ class Runner:
                 torch.set_num_threads(threads)
 
 
-def _named(parts: Parts, record: FitRecord) -> FitRecord:
-    return parts.data.renamed(record) if isinstance(parts.data, OneLearner) else record
-
-
 @contextmanager
 def _quiet(path: Path) -> Iterator[None]:
     """While this lasts, prints, warnings and log messages of this process are added to a file."""
@@ -193,21 +169,18 @@ class _Saves(Callback):
             self._saved = time.perf_counter()
 
 
-def fit(parts: Parts, folder: Path | None = None, save_seconds: float = 0.0) -> FitRecord:
-    """Trains, from the newest checkpoint if there is one, and evaluates.
+def fit(parts: Parts, folder: Path, save_seconds: float) -> FitRecord:
+    """Trains, from the newest checkpoint in ``folder`` if there is one, and evaluates.
 
-    Checkpoints lie in ``folder``, at least ``save_seconds`` apart; without one, none are written or read.
+    Checkpoints are at least ``save_seconds`` apart.
     """
     recorder, module, data, trainer = FitRecorder(), parts.module, parts.data, parts.trainer
-    trainer.callbacks += [recorder]  # type: ignore[attr-defined]
-    options: dict[str, Any] = {}
-    if folder is not None:
-        trainer.callbacks += [_Saves(folder, save_seconds)]  # type: ignore[attr-defined]
-        found = newest_checkpoint(folder, weights_only=False) if folder.exists() else None
-        # A file of ours: hyperparameters of all kinds may be in it.
-        own = {"ckpt_path": found, "weights_only": False}
-        known = inspect.signature(trainer.fit).parameters
-        options = {} if found is None else {name: value for name, value in own.items() if name in known}
+    trainer.callbacks += [recorder, _Saves(folder, save_seconds)]  # type: ignore[attr-defined]
+    found = newest_checkpoint(folder, weights_only=False) if folder.exists() else None
+    # A file of ours: hyperparameters of all kinds may be in it.
+    own = {} if found is None else {"ckpt_path": found, "weights_only": False}
+    known = inspect.signature(trainer.fit).parameters
+    options: dict[str, Any] = {name: value for name, value in own.items() if name in known}
     handler = signal.getsignal(signal.SIGINT)
     try:
         trainer.fit(module, data, **options)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries a comparison out: the cost first, then the runs that are left, then what they say."""
+"""Carries a comparison out: the runs that are left, and then what all of them say."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -21,9 +20,8 @@ from fl_lightning.comparison.project import Project, described_each
 from fl_lightning.comparison.runner import Runner
 from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.report import FitRecord
-from fl_lightning.report.conclusion import LOCAL
 from fl_lightning.report.number_formats import duration, plural
-from fl_lightning.report.runs_of_a_method import by_method, seconds_of
+from fl_lightning.report.runs_of_a_method import by_method
 from fl_lightning.report.tables import summaries
 
 _NO_MATTER = ("seed", "partition", "executor", "timeout", "log_client_names")
@@ -73,8 +71,8 @@ class Session:
         own = {name: described_each("", arguments) for name, arguments in given.items()}
         return {"the project": self.project.configuration(), **own}
 
-    def carry_out(self, only_cost: bool = False) -> Comparison | None:
-        """Says what it will cost, does what is not done yet unless the cost alone is asked for, and writes the tables.
+    def carry_out(self) -> Comparison:
+        """Says how many runs there are, does what is not done yet, and writes the tables.
 
         Refuses a folder with runs of another configuration or of other data, or in which another command is at work.
         Raises RuntimeError if every run failed.
@@ -85,25 +83,17 @@ class Session:
             results = self._finished(plan.grid())
             if plan.divisions > 1 and not any(run.division for run in results):
                 self.runner.check_divisions(next(plan.grid()))
-            grid = [run for run in plan.grid() if run not in results]
             # What would be picked now; runs that are left may change it.
             picked = chosen_rates(plan, results, self._measure(results.values())) if results else {}
-            further = self._left(plan.further(picked))
-            later = [run.method for run in further]
-            later += [method for _ in plan.others for method in plan.methods if method not in picked]
-            # Rates with which a run has ended come first: others may not train at all.
-            timed = self._timed([*further, *grid], bool(results))
-            seconds = {method: _seconds(record, method) for method, record in timed.items()}
-            _say(self._cost(Counter([*(run.method for run in grid), *later]), timed, seconds))
-            measure = self._measure([*timed.values(), *results.values()])
-            if only_cost:
-                return None
-            failures = self._run(grid, later, seconds, measure)
+            ahead = len(plan) - len(self._finished(plan.runs(picked)))
+            _say(f"{self._sizes()} = {len(plan)} runs, of which {len(plan) - ahead} are finished")
+            failures = self._run(plan.grid(), ahead)
             results = self._finished(plan.grid())
             if not results:
                 raise RuntimeError(f"all {len(plan)} runs failed, the first with {next(iter(failures.values()))}")
+            measure = self._measure(results.values())
             picked = chosen_rates(plan, results, measure)
-            failures |= self._run(self._left(plan.further(picked)), [], seconds, measure)
+            failures |= self._run(plan.further(picked))
             comparison = Comparison(plan, self._finished(plan.runs(picked)), failures, measure)
             comparison.write(self.folder)
             return comparison
@@ -111,83 +101,40 @@ class Session:
     def _finished(self, runs: Iterable[Run]) -> dict[Run, FitRecord]:
         return {run: record for run in runs if (record := self.runner.finished(run)) is not None}
 
-    def _left(self, runs: Iterable[Run]) -> list[Run]:
-        return [run for run in runs if self.runner.finished(run) is None]
-
     def _measure(self, records: Iterable[FitRecord]) -> Measure:
         several = len(self.plan.learning_rates) > 1
         return measure_of(next(iter(records)), several, self.metric, self.test_metric, self.select)
 
-    def _timed(self, left: list[Run], proven: bool) -> dict[str, FitRecord]:
-        """A timed round of each method; one that has runs to do and was not timed before is timed."""
-        failed = dict[str, str]()
-        firsts = {run.method: run for run in reversed(left) if self.runner.timed(run.method) is None}
-        tasks = {run: partial(self.runner.time, run) for method in self.plan.methods if (run := firsts.get(method))}
-        if tasks:
-            _say(f"Timing one round of {', '.join(run.method for run in tasks)} ...")
-
-        def done(run: Run, found: Any) -> None:
-            if isinstance(found, Failure):
-                failed[run.method] = found.error
-                _say(f"{run.method}: {found.error}")
-
-        work(tasks, self.jobs, done)
-        timed = {method: found for method in self.plan.methods if (found := self.runner.timed(method)) is not None}
-        if failed and not timed and not proven:
-            method, error = next(iter(failed.items()))
-            raise RuntimeError(f"no method could train a round; {method} failed with {error}")
-        return timed
-
-    def _cost(self, counts: Mapping[str, int], timed: Mapping[str, FitRecord], seconds: Mapping[str, float]) -> str:
-        plan, width = self.plan, max(map(len, self.plan.methods))
+    def _sizes(self) -> str:
+        plan = self.plan
         word = "seed" if plan.divisions == 1 else "repetition"
         each = f"{plural(len(plan.learning_rates), 'learning rate')} x {plural(len(plan.picking), word)}"
         if plan.others:
             each = f"({each}, {plural(len(plan.others), word)} more with the picked one)"
-        done = len(plan) - sum(counts.values())
-        lines = [f"{len(plan.methods)} methods x {each} = {len(plan)} runs, of which {done} are finished"]
-        for method in filter(counts.get, plan.methods):
-            cost = "; the timed round failed"
-            if method in timed:
-                cost = f" of {timed[method].planned_rounds} rounds, about {duration(seconds[method])} each"
-            lines.append(f"  {method:<{width}}  {counts[method]:>3} runs{cost}")
-        known = [seconds[method] for method, count in counts.items() for _ in range(count) if method in seconds]
-        if known:
-            total = duration(max(sum(known) / self.jobs, *known))
-            lines.append(f"together about {total} with {self.jobs} at a time (--jobs {self.jobs})")
-        return "\n".join(lines)
+        return f"{plural(len(plan.methods), 'method')} x {each}"
 
-    def _run(
-        self, left: list[Run], later: Sequence[str], seconds: Mapping[str, float], measure: Measure
-    ) -> dict[Run, str]:
-        """Carries runs out, with a line for each that says how long the rest will take."""
-        failures, unknown = dict[Run, str](), max(seconds.values(), default=1.0)
-        open_ = [*(run.method for run in left), *later]
-        whole, began = sum(seconds.get(method, unknown) for method in open_), time.perf_counter()
+    def _run(self, runs: Iterable[Run], ahead: int | None = None) -> dict[Run, str]:
+        """Carries out what is left of some runs, with a line for each; ``ahead`` counts those that come later, too."""
+        left = [run for run in runs if self.runner.finished(run) is None]
+        ahead = len(left) if ahead is None else ahead
+        failures, began, places = dict[Run, str](), time.perf_counter(), iter(range(1, len(left) + 1))
 
         def done(run: Run, found: Any) -> None:
-            open_.remove(run.method)
-            record = self.runner.finished(run)
+            record, place = self.runner.finished(run), next(places)
             if isinstance(found, Failure) or record is None:
                 failures[run] = words = found.error
                 words = f"failed, {words}"
             else:
+                measure = self._measure([record])
                 (row,) = summaries(by_method([record]), measure.metric, measure.reported_on, measure.mode)
                 words = f"{measure.metric} mean {row.mean.mean:.3f}, worst 10 % {row.worst_10.mean:.3f}"
                 words += f" ({duration(row.seconds)})"
-            rest = sum(seconds.get(method, unknown) for method in open_)
-            pace = (time.perf_counter() - began) / max(whole - rest, 1e-9)  # seconds for a second of the estimate
-            still = f"; about {duration(rest * pace)} left" if open_ else ""
-            _say(f"[{len(self.plan) - len(open_)}/{len(self.plan)}] {run}: {words}{still}")
+            rest = (time.perf_counter() - began) / place * (ahead - place)
+            still = f"; about {duration(rest)} left" if ahead > place else ""
+            _say(f"[{len(self.plan) - ahead + place}/{len(self.plan)}] {run}: {words}{still}")
 
         work({run: partial(self.runner.carry_out, run) for run in left}, self.jobs, done)
         return failures
-
-
-def _seconds(record: FitRecord, method: str) -> float:
-    """What a run will take, by one timed round; clients that train alone do so one after the other."""
-    fits = sum(size > 0 for size in record.client_sizes) if method == LOCAL else 1
-    return fits * (record.planned_rounds or 1) * sum(seconds_of(record).values())
 
 
 def _say(text: str) -> None:

@@ -70,7 +70,6 @@ def test_several_runs_at_a_time_give_the_table_of_one(tmp_path, diary, capfd):
     printed = capfd.readouterr()
     assert printed.out == ""
     assert "4 methods x 2 learning rates x 1 seed = 8 runs, of which 0 are finished\n" in printed.err
-    assert "  local only    2 runs of 2 rounds, about " in printed.err
     assert "[8/8] " in printed.err
     assert "client         samples" not in printed.err  # tables of single runs are in their logs
     assert "client         samples" in next((tmp_path / "one" / "logs").glob("FedLF*/log.txt")).read_text()
@@ -152,7 +151,7 @@ def test_finished_runs_are_kept_and_new_ones_added(tmp_path, diary):
     more = compared(tmp_path, METHODS, seeds=1)
     added = watched.rounds(diary)[len(before) :]
     assert {line.split()[0] for line in added} == {"FedLFx3"}
-    assert len(added) == 1 + 2 * 2  # a timed round, and two rounds with each learning rate
+    assert len(added) == 2 * 2  # two rounds with each learning rate
     assert more.results.items() >= first.results.items()
 
 
@@ -229,12 +228,10 @@ def test_arguments_that_cannot_be_right_are_refused(tmp_path):
 
 
 def test_a_network_that_runs_would_share_is_refused(tmp_path):
-    net = torch.nn.Linear(12, 4)
-    with pytest.raises(RuntimeError, match="model must make a new network in every call"):
-        fl.compare(
-            partial(fl.ClientModule, net), federated_blobs(3, train=60), {"A": fl.algorithms.FedAvg()},
-            trainer=partial(TRAINER, callbacks=[]), folder=tmp_path, seeds=1, bounds="pooled",
-        )  # fmt: skip
+    shared = partial(fl.ClientModule, torch.nn.Linear(12, 4))
+    data = federated_blobs(3, train=60)
+    found = fl.compare(shared, data, METHODS, trainer=TRAINER, folder=tmp_path, seeds=1, bounds="none")
+    assert "model must make a new network in every call" in found.failures[Run("FedLF", None, 0)]
 
 
 class StopsInItsFourthRound(L.Callback):
