@@ -152,14 +152,6 @@ def test_no_file_is_left_unfinished():
     assert lines_with(re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "NotImplemented" + "Error")))) == []
 
 
-def test_the_table_of_benchmarks_names_every_program():
-    folder = ROOT / "benchmarks"
-    programs = {path.stem for path in folder.glob("[!_]*.py")}
-    programs |= {path.parent.name for path in folder.glob("*/__main__.py")}
-    page = (folder / "README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `python -m benchmarks\.(\w+)", page, flags=re.MULTILINE)) == programs
-
-
 def test_links_between_pages_lead_somewhere():
     links = [
         (page, target)
@@ -169,3 +161,20 @@ def test_links_between_pages_lead_somewhere():
     ]
     assert links
     assert [(page.name, target) for page, target in links if not (page.parent / target).exists()] == []
+
+
+def test_the_version_is_the_same_everywhere():
+    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)[1]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.search(r"^version: (.*)$", citation, re.MULTILINE)[1].strip("\"'") == version
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    latest = re.search(r"^## (\S+) \((unreleased|\d{4}-\d\d-\d\d)\)$", changes, re.MULTILINE)
+    assert latest[1] == version
+    assert ("date-released" in citation) == (latest[2] != "unreleased")
+
+
+def test_the_oldest_torch_that_runs_kernels_builds_and_tries_the_wheels():
+    setup, project = ((ROOT / name).read_text(encoding="utf-8") for name in ("setup.py", "pyproject.toml"))
+    named = "torch=={}.{}.*".format(*re.search(r"^TORCH = .(\d+), (\d+).$", setup, re.MULTILINE).groups())
+    assert f"'{named}'" in re.search(r"^before-build = (.*)$", project, re.MULTILINE)[1]
+    assert f'"{named}"' in (ROOT / "release/clean_environments.py").read_text(encoding="utf-8")

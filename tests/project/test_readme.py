@@ -224,9 +224,3 @@ def test_install_names_every_extra_that_users_need():
     assert set(re.findall(r"`(\w+)`", sentence)) == users
     (sentence,) = re.findall(r"Extras bring what (.*?)\.\n", PAGE, flags=re.DOTALL)
     assert set(re.findall(r"`(\w+)`", sentence)) == users - {"benchmarks"}
-
-
-def test_the_changelog_counts_the_federated_projects():
-    scripts = {path.stem for path in (DOCS.parent / "examples" / "projects").glob("*.py")} - {"made_data"}
-    assert len(scripts) == 21
-    assert "- Twenty-one projects of others" in (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8")
