@@ -39,7 +39,6 @@ class Rows(Logger):
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[tuple[int | None, dict[str, float]]] = []
-        self.starts: dict[str, int] = {}  # from which row on a fit logs that is resumed in a round or its validation
 
     name, version = "rows", 0
 
@@ -48,16 +47,6 @@ class Rows(Logger):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self.rows.append((step, {k: float(v) for k, v in metrics.items() if k != "fed/seconds"}))
-
-
-class Marks(L.Callback):
-    """Comes first, before any callback logs."""
-
-    def on_train_epoch_start(self, trainer, module) -> None:
-        trainer.logger.starts["round"] = len(trainer.logger.rows)
-
-    def on_validation_start(self, trainer, module) -> None:
-        trainer.logger.starts["aggregated"] = len(trainer.logger.rows)
 
 
 class SaveAt(L.Callback):
@@ -71,8 +60,7 @@ class SaveAt(L.Callback):
         here = trainer.current_epoch == self.round or name in ("on_train_start", "on_train_end")
         if {name, hook} & set(self.hooks) and here and not trainer.sanity_checking:
             trainer.save_checkpoint(self.folder / f"{name}.ckpt")
-            place = trainer.fit_loop.epoch_loop.progress.phase.value
-            self.logged[name] = trainer.logger.starts.get(place, len(trainer.logger.rows))
+            self.logged[name] = len(trainer.logger.rows)
 
     def on_train_epoch_start(self, trainer, module) -> None:
         self._save(trainer, "on_train_epoch_start")
@@ -124,7 +112,7 @@ class Project:
         module = fresh(self.module, seed=0 if ckpt_path is None else 100, **self.options)
         strategy = fl.FederatedStrategy(self.algorithm(), **{"clients_per_round": 3, "seed": 5, **self.strategy})
         limits = {"max_epochs": rounds or self.rounds, **self.trainer}
-        callbacks = [Marks(), *self.callbacks(folder), *extra]
+        callbacks = [*self.callbacks(folder), *extra]
         limits["enable_checkpointing"] = any(isinstance(callback, Checkpoint) for callback in callbacks)
         trainer = quiet_trainer(strategy, logger=Rows(), callbacks=callbacks, **limits)
         trainer.fit(module, federated_blobs(train=self.samples), ckpt_path=ckpt_path)
@@ -179,7 +167,22 @@ def _bytes(tensor: Tensor) -> bytes:
     return tensor.detach().contiguous().numpy().tobytes()
 
 
-def assert_equal(resumed: ClientResult, whole: ClientResult, first_row: int, name: object = "") -> None:
-    """The resumed fit ends where the uninterrupted one does, and logs what that logged from ``first_row`` on."""
-    found = differences(resumed.state, whole.state) + differences(resumed.rows, whole.rows[first_row:], "rows")
+def by_step(rows: list[tuple[int | None, dict[str, float]]]) -> dict[tuple[int | None, str], float]:
+    """What was logged, by step and name; a client that trains again must log the same again."""
+    found: dict[tuple[int | None, str], float] = {}
+    for step, row in rows:
+        for name, value in row.items():
+            assert not differences(found.setdefault((step, name), value), value, f"{name} of step {step}")
+    return found
+
+
+def assert_equal(resumed: ClientResult, whole: ClientResult, logged: int | None = None, name: object = "") -> None:
+    """The resumed fit ends where the uninterrupted one does.
+
+    It logs what that logged beside its first ``logged`` rows (default: up to the step of its own first row), and maybe
+    some of these again.
+    """
+    found = differences(resumed.state, whole.state)
+    first = whole.rows[:logged] if logged is not None else [r for r in whole.rows if r[0] <= resumed.rows[0][0]]
+    found += differences(by_step(first + resumed.rows), by_step(whole.rows), "logged")
     assert not found, f"{name}: " + "\n".join(found[:20])

@@ -88,6 +88,11 @@ class BufferBank:
             else:
                 value.data = self._global[name].clone()
 
+    def go_back(self, values: Mapping[str, Tensor]) -> None:
+        """Puts earlier :meth:`global_values` into the module."""
+        self._global |= values
+        self.restore()
+
     def global_values(self) -> dict[str, Tensor]:
         """The global values of all that local training may change beside parameters, to be sent for :meth:`put`."""
         return dict(self._global)
@@ -148,11 +153,9 @@ class BufferBank:
 
     # ---- checkpoints
 
-    def unsaved(self, in_visit: bool) -> dict[str, Tensor]:
+    def unsaved(self) -> dict[str, Tensor]:
         """Copies of the non-persistent buffers that have changed in this fit: no state dictionary has them."""
-        present = {buffer.name: buffer.value for buffer in buffers_of(self._module)[1]}
-        found = {name: self._global.get(name, value) if in_visit else value for name, value in present.items()}
-        before = self._global
+        found, before = {buffer.name: buffer.value for buffer in buffers_of(self._module)[1]}, self._global
         moved = {n for n, v in found.items() if n in self._moving or not same_numbers(v, before.get(n, v))}
         return {name: value.detach().clone() for name, value in found.items() if name in moved}
 

@@ -34,7 +34,6 @@ class ClientOptimizers:
         self._keep = keep
         self._kept: dict[int, list[dict[str, Any]]] = {}
         self._pending: dict[int, list[dict[str, Any]]] = {}
-        self._busy = False
         self._take(optimizers)
 
     def _take(self, optimizers: Sequence[Optimizer]) -> None:  # before any step of theirs
@@ -87,12 +86,10 @@ class ClientOptimizers:
         """Empties the state and puts the options of the round's start back."""
         for state in self.states:
             state.restore()
-        self._busy = False
 
     def begin_client(self, client_id: int) -> None:
         """A fresh optimizer, or the client's own from its last round."""
         self.restore()
-        self._busy = True
         for state, kept in zip(self.states, self._kept.get(client_id, []), strict=False):
             state.load(kept)
 
@@ -115,12 +112,6 @@ class ClientOptimizers:
     def load_state_dict(self, state: dict[int, Any]) -> None:
         """Restores what :meth:`state_dict` returned, unless nothing is to be kept."""
         self._kept = {int(client): states for client, states in state.items()} if self._keep else {}
-
-    def groups(self, optimizer: Optimizer) -> list[dict[str, Any]]:
-        """An optimizer's options per parameter group, without what a client in training has changed."""
-        if self._busy:
-            return next(state.options for state in self.states if state.optimizer is optimizer)
-        return [group_options(group) for group in optimizer.param_groups]
 
 
 class OptimizerState:

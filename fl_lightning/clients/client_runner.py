@@ -160,11 +160,6 @@ class ClientRunner:
 
     # ---- between clients
 
-    @property
-    def in_training(self) -> bool:
-        """Whether a client is in training, or has been and is not yet put away."""
-        return self.hooks.work is not None
-
     def begin_round(self) -> None:
         """Takes options of optimizers and buffers as every client's starting point of the round."""
         self._buffers.remember()

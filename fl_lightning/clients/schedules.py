@@ -197,18 +197,6 @@ class Schedules:
 
     # ---- checkpoints, copies
 
-    def scheduler_states(self) -> list[dict[str, Any]]:
-        """States of the schedulers where the round began, also while a client trains."""
-        schedulers = [config.scheduler for config in self._trainer.lr_scheduler_configs]
-        if not self._in_visit:
-            return [scheduler.state_dict() for scheduler in schedulers]
-        present = self._states.take()
-        self._states.put(self._shared)
-        try:
-            return [scheduler.state_dict() for scheduler in schedulers]
-        finally:
-            self._states.put(present)
-
     def state_dict(self) -> dict[str, Any]:
         """What the fit has counted, and what it knows of hand-made steps."""
         measured = None if self._measured is None else asdict(self._measured)

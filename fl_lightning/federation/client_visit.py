@@ -77,7 +77,7 @@ class Visit(OneDevice):
         check_trainer(trainer)
         self._loop = install(trainer, self)
         self._loop.progress.begin_at(self._message.round)
-        state = _Hears(self, self._evaluator)
+        state = FederatedState(self, self._evaluator)
         state.attach(self._loop.progress)
         trainer.callbacks.insert(0, state)  # type: ignore[attr-defined]
         self.take_limits(trainer)
@@ -260,7 +260,7 @@ class Visit(OneDevice):
 
     # ---- what the state callback asks of a fit
 
-    def take_module(self) -> None:
+    def begin_round(self) -> None:
         """The hooks before the first round have run: the module takes what rounds have left."""
         self._module.take()
 
@@ -279,12 +279,3 @@ class Visit(OneDevice):
     def scheduler_states(self) -> list[dict[str, Any]] | None:
         """Nothing."""
         return None
-
-
-class _Hears(FederatedState):
-    _fit: Visit
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The round begins; the module's own hook comes after."""
-        super().on_train_epoch_start(trainer, pl_module)
-        self._fit.take_module()

@@ -24,6 +24,7 @@ from fl_lightning.core.updates import Columns
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.options import FitOptions
+from fl_lightning.fit.round_start import RoundStart
 from fl_lightning.fit.server import Server
 from fl_lightning.fit.uploads import Round, merge_left
 from fl_lightning.lightning.batches import ClientTask
@@ -51,6 +52,7 @@ class FederatedFit:
             steps_per_round=None if renewed else clients.schedules.steps,
         )
         self._gone: list[str] = []  # names of clients that are not registered any more
+        self.start: RoundStart | None = None  # of the open round
         self._round: Round | None = None
         self._drop_outs: frozenset[int] = frozenset()
         self.memory: dict[str, int] = {}  # allocated beside the module, in bytes by name
@@ -139,7 +141,7 @@ class FederatedFit:
             **self._server.states(),
             "client_optimizers": self.clients.runner.optimizers.state_dict(),
             "schedules": self.clients.schedules.state_dict(),
-            "non_persistent_buffers": self.clients.buffers.unsaved(self.clients.runner.in_training),
+            "non_persistent_buffers": self.clients.buffers.unsaved() if self.start is None else self.start.unsaved,
         }
 
     def checksums(self) -> dict[str, int]:
@@ -156,6 +158,10 @@ class FederatedFit:
         return {name: number for key, part in held.items() for name, number in checksums(part, key).items()}
 
     # ---- a round
+
+    def begin_round(self) -> None:
+        """No hook of the round has run yet."""
+        self.start = RoundStart(self._trainer, self._binding, self.clients.buffers)
 
     def open_round(self, index: int) -> Iterator[ClientTask]:
         """Draws the cohort and yields one task per place."""
@@ -214,6 +220,6 @@ class FederatedFit:
         record = self._server.close_round(current)
         runner.optimizers.commit(record.client_ids)
         hand_set = merge_left(runner.visits, current.uploads, record.client_ids)
-        self._round = None
+        self._round = self.start = None
         steps = clients.schedules.count(record.client_ids, hand_set)
         return altered(record, training_seconds=trained, local_steps=steps)

@@ -26,6 +26,7 @@ from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.fit import FederatedFit
 from fl_lightning.fit.loaders import RoundLoader, local_batches, refuse_undivided_data
 from fl_lightning.fit.options import FitOptions
+from fl_lightning.fit.round_start import RoundStart
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.checkpoint_io import complete_last_checkpoints
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop, install
@@ -158,6 +159,10 @@ class FitLifecycle:
 
     # ---- rounds, as the epoch loop asks for them
 
+    def begin_round(self) -> None:
+        """No hook of the round has run yet."""
+        self.running.begin_round()
+
     def open_round(self) -> Iterator[ClientTask]:
         """Draws the cohort of the current epoch."""
         self._quiet.close()
@@ -205,40 +210,41 @@ class FitLifecycle:
         if self._fit is None:
             return self._carried or {}
         assert self._binding is not None
-        theta = self._binding.theta
-        trained = self._trained if self._finished or self._fit.evaluates_params else theta
+        trained = self._trained if self._finished or self._fit.evaluates_params else self._saved_theta
         return {**self._fit.states(), "trained": trained}
 
+    @property
+    def _start(self) -> RoundStart | None:
+        """What the open round has found; ``None`` if none is open."""
+        return None if self._fit is None else self._fit.start
+
+    @property
+    def _saved_theta(self) -> Tensor:
+        assert self._binding is not None
+        return self._binding.theta if self._start is None else self._start.theta
+
     def scheduler_states(self) -> list[dict[str, Any]] | None:
-        """What a checkpoint holds of the learning-rate schedulers; ``None`` outside a fit."""
-        return None if self._fit is None else self._fit.clients.schedules.scheduler_states()
+        """What a checkpoint holds of the learning-rate schedulers in an open round."""
+        return None if self._start is None else self._start.scheduler_states()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """What a checkpoint holds of a client optimizer: its scheduled options (learning rate), not its state."""
-        return scheduled_state(
-            optimizer, None if self._fit is None else self._fit.clients.runner.optimizers.groups(optimizer)
-        )
+        return scheduled_state(optimizer, None if self._start is None else self._start.options(optimizer))
 
     @contextmanager
     def showing(self) -> Iterator[None]:
         """Lets the module show what a checkpoint is to hold: the parameters that the method wants evaluated."""
         assert self._binding is not None
         self._binding.fetch()
-        with self._binding.showing(self._shown()):
+        with self._binding.showing(self._shown(self._saved_theta)):
             yield
 
-    def _shown(self) -> Tensor:
-        assert self._binding is not None
-        theta = self._binding.theta
+    def _shown(self, theta: Tensor) -> Tensor:
         return theta if self._fit is None or self._finished else self._fit.evaluation_params(theta)
 
     def with_global_buffers(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The module's state dictionary with the buffers that a client in training has changed as they were."""
-        clients = None if self._fit is None else self._fit.clients
-        if clients is None or not clients.runner.in_training:
-            return dict(state)
-        buffers = clients.buffers.global_values()
-        return {name: buffers.get(name, value) for name, value in state.items()}
+        """The module's state dictionary with the buffers that an open round has found."""
+        return dict(state) if self._start is None else self._start.with_buffers(state)
 
     def finish(self) -> None:
         """All rounds are over: the module keeps the parameters that the method wants evaluated."""
@@ -258,7 +264,7 @@ class FitLifecycle:
         """Binds the parameters that the method wants evaluated."""
         if self._binding is not None:
             self._binding.fetch()
-            params = self._shown()
+            params = self._shown(self._binding.theta)
             if params is not self._binding.theta:
                 self._binding.bind_flat(params)
 
@@ -283,6 +289,9 @@ class FitLifecycle:
                 self.finish()
                 complete_last_checkpoints(self._trainer)
             self._fit.clients.close()
+            if self._fit.start is not None:  # it was broken off in a round
+                self._fit.start.put_back()
+            self.loop.progress.end_fit()
             self._fallback, self._memory = self._fit.clients.fallback, self._fit.memory
             self._carried = dict(self.states())
         if self._binding is not None:

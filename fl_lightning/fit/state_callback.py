@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from fl_lightning.fit.evaluation.evaluator import Evaluator
 from fl_lightning.lightning.checkpoint_io import STATE_KEY
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer
-from fl_lightning.lightning.round_progress import RoundPhase, RoundProgress
+from fl_lightning.lightning.round_progress import RoundProgress
 
 VERSION = 1
 
@@ -22,6 +22,9 @@ class SavedFit(Protocol):
 
     def scheduler_states(self) -> list[dict[str, Any]] | None:
         """What it holds of the learning-rate schedulers; ``None`` if that is what they say themselves."""
+
+    def begin_round(self) -> None:
+        """The first hook of a round is about to run."""
 
     def finish(self) -> None:
         """All rounds are over."""
@@ -62,12 +65,14 @@ class FederatedState(Callback):
         self.loaded = dict(state_dict)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Schedulers are saved where the round began, also while a client trains."""
+        """In an open round, counters and schedulers are saved as they were when it began."""
+        if self.progress.start is not None:
+            checkpoint["loops"]["fit_loop"], checkpoint["global_step"] = self.progress.start, self.progress.steps_before
         states = self._fit.scheduler_states()
         if states is not None:
             checkpoint["lr_schedulers"] = states
 
-    # ---- where in the round we are; first in the list, so other callbacks' checkpoints see it right
+    # ---- where in the round we are; first in the list, so no hook of a round has run yet when it begins
 
     @property
     def progress(self) -> RoundProgress:
@@ -78,6 +83,7 @@ class FederatedState(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A round begins."""
         self.progress.open_round()
+        self._fit.begin_round()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Binds the parameters to evaluate."""
@@ -91,7 +97,7 @@ class FederatedState(Callback):
         """Puts the training parameters back before anybody saves a checkpoint."""
         self._evaluator.stop()
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self.progress.enter(RoundPhase.VALIDATED)
+            self.progress.validated = True
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Binds the parameters to evaluate."""
@@ -108,11 +114,11 @@ class FederatedState(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The round is over but for what Lightning does at the end of an epoch."""
-        self.progress.enter(RoundPhase.EPOCH_END)
+        self.progress.end_epoch()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The module leaves the fit with the parameters to evaluate."""
-        self.progress.enter(RoundPhase.BETWEEN)
+        self.progress.end_fit()
         self._fit.finish()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

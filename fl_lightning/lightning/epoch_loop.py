@@ -14,7 +14,7 @@ from fl_lightning.lightning.fast_log import FastLog
 from fl_lightning.lightning.loop_parts import GroupedOptimization, StepValues, count_visits, settle_results
 from fl_lightning.lightning.names import Trainer, TrainerFn, check_contract, lightning_module
 from fl_lightning.lightning.round_clock import VisitClock
-from fl_lightning.lightning.round_progress import RoundPhase, RoundProgress
+from fl_lightning.lightning.round_progress import RoundProgress
 
 if TYPE_CHECKING:
     from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -84,7 +84,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         """Trains one client; after the last one, takes the server step."""
         if self.restarting:
             # The checkpoint was taken after this round's server step: validation or the end of the epoch is left.
-            self._skip_next_val = self.progress.phase is RoundPhase.VALIDATED
+            self._skip_next_val = self.progress.validated
             if not self._skip_next_val:
                 self.val_loop.batch_progress.total.reset()
             self.val_loop.restarting = False
@@ -118,7 +118,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         self.batch_progress.increment_completed()
         if self._num_ready_batches_reached():
             self.conductor.close_round()
-            self.progress.enter(RoundPhase.AGGREGATED)
+            self.progress.close_round()
             self.conductor.advance_schedules()
             self.conductor.publish_round()
             self._step_values.warn(self._results)
@@ -256,7 +256,6 @@ class FederatedEpochLoop(_TrainingEpochLoop):
 
     def reset(self) -> None:
         """Starts a round from zero, or keeps the counters of the one being finished."""
-        self.progress.restore_max_steps()
         if self.restarting:
             self.batch_progress.reset_on_restart()
             self.scheduler_progress.reset_on_restart()

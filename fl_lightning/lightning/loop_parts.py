@@ -132,6 +132,11 @@ class _VisitFitLoop(_FitLoop):  # type: ignore[misc]
     def max_batches(self, clients: int | float) -> None:
         self.epoch_loop.clock.places = clients
 
+    @property
+    def done(self) -> bool:
+        """A round that a checkpoint has found closed is yet to end its epoch, whatever limit it has reached."""
+        return not self._restarting and bool(super().done)
+
     def setup_data(self) -> None:
         with self.epoch_loop.clock.counting_clients():
             super().setup_data()

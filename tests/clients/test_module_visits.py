@@ -6,7 +6,7 @@ from collections import deque
 import lightning as L
 import pytest
 import torch
-from resuming import Marks, Rows, SaveAt
+from resuming import Rows, SaveAt
 from support import training_only
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import SumMetric
@@ -184,7 +184,7 @@ def test_a_fit_that_is_resumed_in_the_middle_of_a_round_goes_on_from_the_same_at
     for checkpoint in (None, tmp_path / "on_train_batch_end-1.ckpt"):
         module = Saves()
         data = fl.FederatedDataModule(Samples(), torch.arange(44).split([12, 9, 23]))
-        trainer = training_only(fl.FederatedStrategy(), 3, logger=Rows(), callbacks=[Marks(), save])
+        trainer = training_only(fl.FederatedStrategy(), 3, logger=Rows(), callbacks=[save])
         trainer.fit(module, data, ckpt_path=checkpoint)
         ends.append((module.w.tolist(), module.count, list(module.last)))
     assert ends[0] == ends[1]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from cases import in_turn
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from resuming import ALGORITHMS, ALL_HOOKS, SaveAt, assert_equal, differences
+from resuming import ALGORITHMS, ALL_HOOKS, SaveAt, assert_equal, by_step, differences
 from support import Classifier, Manual, federated_blobs, fresh, place_of_client, quiet_trainer
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -261,7 +261,7 @@ def test_model_checkpoint_may_save_anywhere(tmp_path, kind):
     for file in files:
         resumed = project.fit(tmp_path / "resumed", ckpt_path=file)
         assert len(resumed.rows) >= 2 * 6  # two rounds: their clients, validation, the epoch
-        assert_equal(resumed, whole, len(whole.rows) - len(resumed.rows), file.name)
+        assert_equal(resumed, whole, name=file.name)
 
 
 def test_after_the_fit(tmp_path):
@@ -269,7 +269,7 @@ def test_after_the_fit(tmp_path):
     whole = project.fit(tmp_path)
     project.fit(tmp_path, rounds=2).save(tmp_path / "later.ckpt")
     resumed = project.fit(tmp_path, ckpt_path=tmp_path / "later.ckpt")
-    assert_equal(resumed, whole, len(whole.rows) - len(resumed.rows))
+    assert_equal(resumed, whole)
     assert len(resumed.rows) == 2 * 3  # two rounds: their record, their clients, validation
 
 
@@ -308,6 +308,57 @@ def test_csv_log(tmp_path):
     }
 
 
+# ---- what hooks of a round's start change
+
+
+class StartsRounds(Classifier):
+    """Whatever the hook of a round's start changes, it changes once more when the round is trained again."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.register_buffer("rounds", torch.zeros(1))
+        self.register_buffer("unsaved", torch.zeros(1), persistent=False)
+        self.teacher = torch.nn.Parameter(torch.zeros(4), requires_grad=False)
+        self.interrupts = False
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)]
+
+    def on_train_epoch_start(self):
+        self.rounds += 1
+        self.unsaved += 1
+        with torch.no_grad():
+            self.teacher += 1
+            for parameter in self.net.parameters():
+                parameter *= 0.9
+        for group in self.trainer.optimizers[0].param_groups:
+            group["momentum"] += 0.1
+        self.trainer.lr_scheduler_configs[0].scheduler.step()
+
+    def training_step(self, batch, batch_idx):
+        if self.interrupts and self.trainer.current_epoch == 1 and place_of_client(self.trainer) == 1:
+            self.interrupts = False
+            raise RuntimeError("interrupted here")
+        loss = super().training_step(batch, batch_idx)
+        self.log_dict({"rounds": self.rounds, "unsaved": self.unsaved, "teacher": self.teacher[0]})
+        return loss
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_the_hook_of_a_rounds_start_counts_once(tmp_path):
+    project = Project(module=StartsRounds)
+    whole = check(project, tmp_path, ("on_train_epoch_start", "on_train_batch_start", "on_train_batch_end"))
+    module = fresh(StartsRounds)
+    trainer = quiet_trainer(fl.FederatedStrategy(clients_per_round=3, seed=5), 4)
+    module.interrupts = True
+    with pytest.raises(RuntimeError, match="interrupted here"):
+        trainer.fit(module, federated_blobs(train=120))
+    trainer.save_checkpoint(tmp_path / "later.ckpt")
+    assert_equal(project.fit(tmp_path, ckpt_path=tmp_path / "later.ckpt"), whole)
+    assert float(module.rounds) == float(module.unsaved) == float(module.teacher[0]) == 1
+
+
 # ---- inside a client
 
 
@@ -332,7 +383,7 @@ def test_a_checkpoint_from_inside_a_client_holds_the_global_model(tmp_path):
     assert not differences(dict(content["state_dict"]), before.state["weights"])
     assert content["optimizer_states"][0]["param_groups"][0]["lr"] == 0.1 * 0.5**3  # moved on by a visit
     resumed = project.fit(tmp_path, ckpt_path=tmp_path / "inside.ckpt")
-    assert_equal(resumed, whole, len(whole.rows) - len(resumed.rows))
+    assert_equal(resumed, whole)
 
 
 class FailsOnce(L.Callback):
@@ -359,7 +410,7 @@ def test_a_checkpoint_saved_on_an_exception(tmp_path, saver):
     with pytest.raises(RuntimeError, match=r"client \d in round 1: RuntimeError: the machine caught fire"):
         failing.fit(tmp_path / "failed")
     resumed = project.fit(tmp_path, ckpt_path=fl.newest_checkpoint(tmp_path / "failed"))
-    assert_equal(resumed, whole, len(whole.rows) - len(resumed.rows))
+    assert_equal(resumed, whole)
     assert resumed.rows[0][1]["epoch"] == 1
 
 
@@ -381,6 +432,6 @@ def test_hooks_of_an_epochs_end_that_came_after_the_checkpoint_are_not_called(tm
     saver = SaveAt(tmp_path, 1, ("on_train_epoch_end",))
     whole = project.fit(tmp_path, extra=(saver,))
     resumed = project.fit(tmp_path, ckpt_path=tmp_path / "on_train_epoch_end.ckpt")
-    found = differences(resumed.rows, whole.rows[saver.logged["on_train_epoch_end"] :])
-    assert found == ["/0/1: keys ['epochs'] are on one side only"]
+    found = by_step(whole.rows[: saver.logged["on_train_epoch_end"]] + resumed.rows)
+    assert by_step(whole.rows).keys() - found.keys() == {(5, "epochs")}
     assert not differences(resumed.state, whole.state)

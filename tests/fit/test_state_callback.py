@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fl_lightning.fit.state_callback import VERSION, FederatedState
-from fl_lightning.lightning.round_progress import RoundPhase
 
 
 class Calls:
@@ -49,12 +48,12 @@ def test_a_round_with_its_validation():
     run(state, fitting, "on_train_epoch_start", *VALIDATION, "on_train_epoch_end", "on_train_end")
     assert calls == [
         ("progress", "open_round"),
+        ("fit", "begin_round"),
         ("evaluator", "begin", fitting, "val", None),
         ("evaluator", "end", fitting, state),
         ("evaluator", "stop"),
-        ("progress", "enter", RoundPhase.VALIDATED),
-        ("progress", "enter", RoundPhase.EPOCH_END),
-        ("progress", "enter", RoundPhase.BETWEEN),
+        ("progress", "end_epoch"),
+        ("progress", "end_fit"),
         ("fit", "finish"),
     ]
 

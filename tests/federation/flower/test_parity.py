@@ -10,7 +10,7 @@ pytest.importorskip("flwr")
 from functools import partial
 
 from in_process import federation
-from resuming import ALGORITHMS, Marks, Rows
+from resuming import ALGORITHMS, Rows
 from support import Adapted, Classifier, Manual, federated_blobs, fit, fresh, weights
 from watching import Records
 
@@ -35,7 +35,7 @@ def compare(tmp_path, method, rounds=3, module=Classifier, options=None, trainer
     client = shared.pop("client", None)
     server = shared.pop("server", {})
     inside = fit(
-        fresh(module, **(options or {})), rounds, data=federated_blobs(4), callbacks=[Marks(), records], logger=logged,
+        fresh(module, **(options or {})), rounds, data=federated_blobs(4), callbacks=[records], logger=logged,
         algorithm=method(), client=None if client is None else client(), **shared, **server, **(trainer or {}),
     )  # fmt: skip
     precision = (trainer or {}).get("precision", "32-true")

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a round has found: checkpoints hold it until the round is closed, and a broken fit goes back to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+
+from fl_lightning.clients.bound_parameters import BoundParameters
+from fl_lightning.clients.buffers import BufferBank
+from fl_lightning.clients.client_optimizers import group_options
+from fl_lightning.clients.schedules import SchedulerStates
+from fl_lightning.lightning.inspection import is_overridden, users_callback
+from fl_lightning.lightning.names import Trainer
+
+_HOOK = "on_train_epoch_start"
+
+
+class RoundStart:
+    """The state before a round's first hook, because the hooks run again when the round is trained again.
+
+    Only hooks change parameters between clients, so without any they are not copied.
+    """
+
+    def __init__(self, trainer: Trainer, binding: BoundParameters, buffers: BufferBank) -> None:
+        self._binding, self._bank = binding, buffers
+        callback = users_callback(trainer.callbacks, _HOOK)  # type: ignore[attr-defined]
+        hooked = callback is not None or is_overridden(_HOOK, trainer.lightning_module)
+        binding.fetch()
+        self.theta = binding.theta.clone() if hooked else binding.theta  # [n]
+        self.unsaved = buffers.unsaved()  # non-persistent buffers
+        buffers.remember()
+        self._buffers = buffers.global_values()
+        self._options = {o: [group_options(group) for group in o.param_groups] for o in trainer.optimizers}
+        self._configs = list(trainer.lr_scheduler_configs)
+        self._schedulers = SchedulerStates([config.scheduler for config in self._configs])
+        self._known = self._schedulers.take()
+
+    def with_buffers(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The module's state dictionary with the buffers as they were."""
+        return {name: self._buffers.get(name, value) for name, value in state.items()}
+
+    def options(self, optimizer: Optimizer) -> list[dict[str, Any]] | None:
+        """What an optimizer's parameter groups had beside parameters; ``None`` if it is new."""
+        return self._options.get(optimizer)
+
+    def scheduler_states(self) -> list[dict[str, Any]]:
+        """What checkpoints hold of the learning-rate schedulers."""
+        present = self._schedulers.take()
+        self._schedulers.put(self._known)
+        try:
+            return [config.scheduler.state_dict() for config in self._configs]
+        finally:
+            self._schedulers.put(present)
+
+    def put_back(self) -> None:
+        """Brings parameters, buffers, optimizers' options and schedulers back."""
+        if self.theta is not self._binding.theta:
+            self._binding.theta.copy_(self.theta)
+        self._bank.go_back(self._buffers)
+        for optimizer, groups in self._options.items():
+            for group, options in zip(optimizer.param_groups, groups, strict=True):
+                group.update(options)
+        self._schedulers.put(self._known)
