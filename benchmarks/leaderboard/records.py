@@ -18,7 +18,8 @@ from typing import Any
 from benchmarks.leaderboard.traffic import Traffic
 from benchmarks.papers.records import encode, read
 from benchmarks.papers.records import replace as write_at_once
-from fl_lightning.comparison.files import read_run, write_run, write_text
+from fl_lightning.comparison.files import read_run, write_run
+from fl_lightning.core.storage.files import write_text
 from fl_lightning.report import ClientValues, FitRecord, record_from_json, record_to_json
 
 CURVE = ("mean", "worst_10", "angle")

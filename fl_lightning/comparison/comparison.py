@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.arguments import TEXT, checked
-from fl_lightning.comparison.files import write_text
 from fl_lightning.comparison.plan import STAGES, Measure, Plan, Run, chosen_rates
 from fl_lightning.comparison.table import filled, notes, table_text
+from fl_lightning.core.storage.files import write_text
 from fl_lightning.lightning.names import rank_zero_warn
 from fl_lightning.report import FitRecord, write_report
 from fl_lightning.report.conclusion import conclude

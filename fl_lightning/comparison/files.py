@@ -4,30 +4,19 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.core.storage.files import write_text
 from fl_lightning.report import FitRecord, record_from_json, record_to_json
 
 _PATIENCE = 3.0
 """Seconds: the processes of a command that was killed end a moment later."""
 _SHOWN = 6
 _MISSING = "not given"
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file beside its place and moves it there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.part")
-    with scratch.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
 
 
 def write_run(path: Path, record: FitRecord) -> None:

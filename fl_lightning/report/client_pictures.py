@@ -5,28 +5,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isnan, sqrt
+from statistics import fmean
+from typing import Any
+
+import numpy as np
 
 from fl_lightning.metrics.functional import Mode
-from fl_lightning.report.number_formats import STAGES, number
+from fl_lightning.report.number_formats import STAGES
 from fl_lightning.report.pictures import (
     BETTER,
-    COLORS,
     MAX_NAMED,
-    SYMBOLS,
     Picture,
-    Spec,
     both_ends,
+    color_of,
     escaped,
+    figure,
     hover_name,
-    numbers,
     picture,
-    spec,
     thin_words,
 )
 from fl_lightning.report.runs_of_a_method import ClientPoint, Method, Stage, shown_metrics
 
 MAX_DOTS = 2_000  # of a method's clients
 _SIDEWAYS = {"max": "right is better", "min": "left is better", "abs": "near 0 is better"}
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "pentagon", "star")
 
 
 def fares(methods: Sequence[Method], stage: Stage) -> Picture | None:
@@ -39,7 +41,7 @@ def fares(methods: Sequence[Method], stage: Stage) -> Picture | None:
         most = max(map(len, everyone))
         same = len({tuple(sorted((p.client_id, p.label) for p in found)) for found in everyone if found}) == 1
         named = most <= MAX_NAMED and same
-        variants[metric] = (_lines_with_names if named else _sorted_curves)(methods, everyone, metric, mode, stage)
+        variants[metric] = _dots(methods, everyone, metric, mode, stage, named)
         if len(variants) > 1:
             continue
         worst = "the worst client" if len(methods) == 1 else f"the worst client of {methods[0].label}"
@@ -55,83 +57,46 @@ def fares(methods: Sequence[Method], stage: Stage) -> Picture | None:
     return picture("fares", "Who fares how", variants, *captions, choose="metric")
 
 
-def _lines_with_names(
-    methods: Sequence[Method], everyone: Sequence[list[ClientPoint]], metric: str, mode: Mode, stage: Stage
-) -> Spec:
-    """One line per client with its name and size; a dot per method."""
+def _dots(
+    methods: Sequence[Method], everyone: Sequence[list[ClientPoint]], metric: str, mode: Mode, stage: Stage, named: bool
+) -> Any:
+    """A dot per client and method: in a row with the client's name, or from each method's worst client to its best."""
     points = list(map(_valued, everyone))
     order = next(found for found, some in zip(everyone, points, strict=True) if some)
-    place = {point.client_id: row for row, point in enumerate(order)}
-    spans: dict[int, list[float]] = {}
-    for point in (point for found in points for point in found):
-        spans.setdefault(place[point.client_id], []).append(point.value)
-    data = [{
-        "type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False,
-        "x": numbers([x for values in spans.values() for x in (min(values), max(values), None)]),
-        "y": numbers([y for row in spans for y in (row, row, None)]), "line": {"color": "@grid", "width": 3},
-    }] if len(methods) > 1 else []  # fmt: skip
-    for color, (method, found) in enumerate(zip(methods, points, strict=True)):
-        size = 14.0 - 5.0 * color / (len(methods) - 1) if len(methods) > 1 else 11.0  # equal values do not hide others
-        rows, sizes = [place[point.client_id] for point in found], [size] * len(found)
-        data += _method(method, color, found, [], rows, sizes, (-0.6, len(order) - 0.4), metric, stage)
-    ticks = [f"{escaped(point.label, 22)} ({point.size:,})" for point in order]
-    axis = {"tickmode": "array", "tickvals": list(range(len(order))), "ticktext": ticks, "zeroline": False,
-            "range": [len(order) - 0.4, -0.6]}  # fmt: skip
-    return _spec(data, f"{escaped(metric)} ({_SIDEWAYS[mode]})", "", 130 + 22 * len(order), methods, yaxis=axis)
-
-
-def _sorted_curves(
-    methods: Sequence[Method], everyone: Sequence[list[ClientPoint]], metric: str, mode: Mode, stage: Stage
-) -> Spec:
-    """A dot per client, for each method from its worst client to its best."""
-    points = list(map(_valued, everyone))
+    row = {point.client_id: place for place, point in enumerate(order)}
     largest = max(point.size for found in points for point in found) or 1
-    data = []
-    for color, (method, found) in enumerate(zip(methods, points, strict=True)):
+    if named:
+        made = figure([], f"{escaped(metric)} ({_SIDEWAYS[mode]})", "", 130 + 22 * len(order))
+        ticks = [f"{escaped(point.label, 22)} ({point.size:,})" for point in order]
+        made.update_yaxes(tickvals=list(range(len(order))), ticktext=ticks, range=[len(order) - 0.4, -0.6])
+    else:
+        made = figure([], "clients, the worst first", f"{escaped(metric)} ({BETTER[mode]})", 430)
+    for place, (method, found) in enumerate(zip(methods, points, strict=True)):
+        if not found:
+            continue
         chosen = both_ends(len(found), MAX_DOTS)
-        scale = 9.0 if len(found) <= 200 else 5.0
-        sizes = [3.0 + scale * sqrt(found[k].size / largest) for k in chosen]
-        shown, places, ends = [found[k] for k in chosen], [k + 1 for k in chosen], (0.5, len(found) + 0.5)
-        data += _method(method, color, shown, places, [], sizes, ends, metric, stage, found)
-    x = {"showgrid": False, "zeroline": False}
-    return _spec(data, "clients, the worst first", f"{escaped(metric)} ({BETTER[mode]})", 430, methods, xaxis=x)
+        shown = [found[k] for k in chosen]
+        x: list[float] = [point.value for point in shown]
+        y: list[float] = [row[point.client_id] for point in shown]
+        size = [14.0 - 5.0 * place / len(methods)] * len(shown)  # equal values do not hide others
+        if not named:
+            x, y, scale = [k + 1 for k in chosen], x, 9.0 if len(found) <= 200 else 5.0
+            size = [3.0 + scale * sqrt(point.size / largest) for point in shown]
+        color, symbol = color_of(place), _SYMBOLS[place % len(_SYMBOLS)]
+        made.add_scatter(
+            x=np.asarray(x, np.float32), y=np.asarray(y, np.float32), mode="markers", name=escaped(method.label),
+            hovertext=[_told(point, metric, stage) for point in shown], hoverinfo="text+name",
+            marker={"color": color, "symbol": symbol, "size": np.asarray(size, np.float32), "opacity": 0.9},
+        )  # fmt: skip
+        line = {"color": color, "width": 1.5, "dash": "dot"}
+        (made.add_vline if named else made.add_hline)(fmean(point.value for point in found), line=line)
+    return made.update_layout(showlegend=len(methods) > 1, legend_itemsizing="constant")
 
 
 def _valued(found: Sequence[ClientPoint]) -> list[ClientPoint]:
     return [point for point in found if not isnan(point.value)]
 
 
-def _spec(data: list[Spec], x: str, y: str, height: int, methods: Sequence[Method], **axes: Spec) -> Spec:
-    legend = {"legend": {"itemsizing": "constant"}, "showlegend": len(methods) > 1}
-    return spec(data, x, y, height, hovermode="closest", **legend, **axes)
-
-
-def _method(
-    method: Method, color: int, points: Sequence[ClientPoint], x: Sequence[float], y: Sequence[float],
-    sizes: Sequence[float], ends: tuple[float, float], metric: str, stage: Stage,
-    counted: Sequence[ClientPoint] | None = None,
-) -> list[Spec]:  # fmt: skip
-    """The dots of one method, with values along the axis that has no places, and a line at their mean."""
-    if not points:
-        return []
-    values, upright = [point.value for point in points], not x
-    everyone = points if counted is None else counted
-    mean = sum(point.value for point in everyone) / len(everyone)
-    texts = [
-        f"<b>{hover_name(p.label)}</b><br>{p.size:,} {STAGES[stage]} and {p.trained:,} training samples" for p in points
-    ]
-    look, name, axis = f"@c{color % COLORS}", escaped(method.label), "x" if upright else "y"
-    dots = {
-        "type": "scatter", "mode": "markers", "name": name, "legendgroup": f"m{color}", "x": numbers(x or values),
-        "y": numbers(y or values), "text": texts,
-        "hovertemplate": f"%{{text}}<br>{escaped(metric)} %{{{axis}:.4~g}}<extra>{name}</extra>",
-        "marker": {"color": look, "size": numbers(sizes), "symbol": SYMBOLS[color % len(SYMBOLS)], "opacity": 0.9,
-                   "line": {"width": 0.5, "color": "@paper"}},
-    }  # fmt: skip
-    along, level = numbers(ends), numbers([mean, mean])
-    return [dots, {
-        "type": "scatter", "mode": "lines", "showlegend": False, "legendgroup": f"m{color}",
-        "x": level if upright else along, "y": along if upright else level,
-        "hovertemplate": f"mean of {name}: {number(mean)}<extra></extra>",
-        "line": {"color": look, "width": 1.5, "dash": "dot"},
-    }]  # fmt: skip
+def _told(point: ClientPoint, metric: str, stage: Stage) -> str:
+    samples = f"{point.size:,} {STAGES[stage]} and {point.trained:,} training samples"
+    return f"<b>{hover_name(point.label)}</b><br>{samples}<br>{escaped(metric)} {point.value:.4g}"

@@ -3,23 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from plotly import graph_objects as go
 
 from fl_lightning.report.pictures import (
     MAX_NAMED,
     Picture,
-    Spec,
     both_ends,
+    color_of,
     escaped,
+    figure,
     first_words,
     hover_name,
     means_words,
-    numbers,
     picture,
-    spec,
     thin_words,
     thinned,
 )
@@ -31,9 +31,18 @@ _Cells = np.ndarray[Any, np.dtype[np.float64]]
 _ORDER = "clients, the worst at the end on top"
 
 
+class _Map(NamedTuple):
+    """What a heat map shows."""
+
+    z: _Cells
+    rows: list[str]
+    x: list[int]  # rounds
+    width: int = 1  # rounds per column
+
+
 def over_time(methods: Sequence[Method]) -> Picture | None:
     """Each client's value in the kept evaluations."""
-    variants, captions = {}, [""]
+    maps, named, captions = dict[str, _Map](), dict[str, str](), [""]
     for method in methods:
         record = method.first
         kept = [values for values in record.evaluations if values.stage == "val"]
@@ -41,12 +50,13 @@ def over_time(methods: Sequence[Method]) -> Picture | None:
         if len(kept) < 2 or metric is None:
             continue
         known = set(kept[-1].client_ids)
-        order, rows = _drawn([client for client in worst_first(record) if client in known])
+        order = [client for client in worst_first(record) if client in known]
+        rows = _shown(order)
         columns = [kept[k] for k in thinned(len(kept), max(2, min(150, _cells(methods) // len(rows))))]
         found = [dict(zip(v.client_ids, v.values.get(metric, ()), strict=False)) for v in columns]
         z = np.array([[column.get(client) for column in found] for client in rows], dtype=np.float64)
-        names, hover = [called(record, client) for client in rows], f"after round %{{x}}: {escaped(metric)} %{{z:.4~g}}"
-        variants[method.label] = _map(z, names, [v.round for v in columns], "values", escaped(metric), hover, _ORDER)
+        maps[method.label] = _Map(z, [called(record, client) for client in rows], [v.round for v in columns])
+        named[method.label] = escaped(metric)
         series = series_of(record, metric, "val")
         count = 0 if series is None else len(series.rounds)
         captions = [
@@ -55,52 +65,40 @@ def over_time(methods: Sequence[Method]) -> Picture | None:
             f"Drawn are {len(columns)} of {count:,} evaluations." if len(columns) < count else "",
             thin_words(len(order), MAX_ROWS),
         ]
-    _same_scale(list(variants.values()))
+    ends = _ends_of(maps.values(), from_0=False)
+    variants = {label: _drawn(map_, ends, named[label], "", _ORDER, "Cividis") for label, map_ in maps.items()}
     return picture("over-time", "Every client over the rounds", variants, *captions, choose="method")
 
 
 def weights(methods: Sequence[Method]) -> Picture | None:
     """The weights that clients' updates had in the steps."""
-    variants, captions = {}, [""]
-    for method in methods:
-        record = method.first
-        table = record.weights
-        if table is None or not table.counts or not table.counts[0]:
-            continue
-        order, rows = _drawn([client for client in worst_first(record) if client < len(table.rows)])
-        z, starts, width = _shrunk(table, rows, _cells(methods))
-        signed = bool((z < 0).any())
-        names, hover = [called(record, client) for client in rows], f"{_stretch(width)}: weight %{{z:.4~g}}"
-        made = _map(z, names, starts, "signed" if signed else "weights", "weight", hover, _ORDER)
-        _same_scale([made], "signed" if signed else "from 0")
-        variants[method.label] = made
-        captions = [
-            "The weight of each client's update in the server's step, empty where the client did not take part. The "
-            "row on top is the client that is worst off at the end.",
-            first_words(methods),
-            means_words(width, "Columns"),
-            thin_words(len(order), MAX_ROWS),
-        ]
-    return picture("weights", "What weight the clients had", variants, *captions, choose="method")
+    found = _tables(methods, lambda record: record.weights, lambda record, table: [
+        client for client in worst_first(record) if client < len(table.rows)
+    ])  # fmt: skip
+    variants = {label: _drawn(map_, _ends_of([map_]), "weight", "", _ORDER) for label, map_ in found.items()}
+    most = max((len(m.first.weights.rows) for m in methods if m.first.weights is not None), default=0)
+    return picture(
+        "weights", "What weight the clients had", variants,
+        "The weight of each client's update in the server's step, empty where the client did not take part. The row on "
+        "top is the client that is worst off at the end.",
+        first_words(methods), _widest(found), thin_words(most, MAX_ROWS), choose="method",
+    )  # fmt: skip
 
 
 def layer_conflicts(methods: Sequence[Method]) -> Picture | None:
     """Clients in conflict with the step, layer by layer."""
-    variants, longest = {}, 1
-    for method in methods:
-        table = method.first.layer_conflicts
-        if table is None or not table.counts or not table.counts[0]:
-            continue
-        z, starts, width = _shrunk(table, range(len(table.rows)), _cells(methods))
-        hover = f"{_stretch(width)}: %{{z:.3~g}} % of the clients"
-        made = _map(100 * z, table.rows, starts, "red", "%", hover, "layers, the first on top")
-        variants[method.label], longest = {**made, "height": max(240, made["height"])}, max(longest, width)
-    _same_scale(list(variants.values()), "from 0")
+    found = _tables(methods, lambda record: record.layer_conflicts, lambda record, table: list(range(len(table.rows))))
+    shares = {label: map_._replace(z=100 * map_.z) for label, map_ in found.items()}
+    ends = _ends_of(shares.values())
+    variants = {
+        label: _drawn(map_, ends, "%", " % of the clients", "layers, the first on top")
+        for label, map_ in shares.items()
+    }
     return picture(
         "layer-conflicts", "Conflicts in each layer", variants,
         "Share of a round's clients in conflict with the step in each layer.",
         "All methods have the same colours." if len(variants) > 1 else "",
-        first_words(methods), means_words(longest, "Columns"), choose="method",
+        first_words(methods), _widest(found), choose="method",
     )  # fmt: skip
 
 
@@ -124,71 +122,91 @@ def partition(methods: Sequence[Method]) -> Picture | None:
     )
 
 
-def _held(record: FitRecord) -> Spec:
-    _, rows = _drawn(worst_first(record))
-    names = _unique([hover_name(called(record, client)) for client in rows])
-    ticks = [escaped(record.client_names[client], 14) for client in rows]
-    x = {"type": "category", "showticklabels": len(rows) <= MAX_NAMED, "tickmode": "array",
-         "tickvals": list(range(len(rows))), "ticktext": ticks, "showgrid": False}  # fmt: skip
-    bars = {
-        "type": "bar", "x": names, "y": numbers([record.client_sizes[c] for c in rows], "i4"), "showlegend": False,
-        "marker": {"color": "@c0"}, "hovertemplate": "%{x}<br>%{y:,} training samples<extra></extra>",
-    }  # fmt: skip
+def _held(record: FitRecord) -> Any:
+    clients = _shown(worst_first(record))
+    names = _unique(called(record, client) for client in clients)
+    x = {"showticklabels": len(clients) <= MAX_NAMED, "tickvals": list(range(len(clients))), "type": "category",
+         "ticktext": [escaped(record.client_names[client], 14) for client in clients], "showgrid": False}  # fmt: skip
+    sizes = [record.client_sizes[client] for client in clients]
+    bars = go.Bar(x=names, y=sizes, marker_color=color_of(0), showlegend=False, name="training samples")
     title, held = "clients, the worst at the end on the left", record.holdings
-    rows = [client for client in rows if held is not None and client < len(held.counts)]
-    if held is None or not rows:
-        return spec([bars], title, "training samples", 280, xaxis=x, bargap=0.1)
-    z = np.array([held.counts[client] for client in rows], dtype=np.float64).T
-    heat = {
-        "type": "heatmap", "z": numbers(z), "x": names[: len(rows)], "colorscale": "@blue", "zmin": 0,
-        "zmax": max(1.0, float(z.max())), "y": _unique([hover_name(name) for name in held.columns]),
-        "hovertemplate": f"%{{x}}<br>{escaped(held.kind)} %{{y}}: %{{z:,}} samples<extra></extra>",
-        "colorbar": {"title": {"text": "samples"}, "len": 0.72, "y": 0, "yanchor": "bottom"},
-    }  # fmt: skip
-    y = {**_row_axis(held.columns, ""), "domain": [0, 0.72], "title": {"text": escaped(held.kind)}}
-    above = {"domain": [0.78, 1], "title": {"text": "all"}, "nticks": 4}
+    holding = [client for client in clients if held is not None and client < len(held.counts)]
+    if held is None or not holding:
+        return figure([bars], title, "training samples", 280, xaxis=x, bargap=0.1)
+    counts = np.array([held.counts[client] for client in holding], dtype=np.float64).T
+    heat = go.Heatmap(
+        z=counts.astype(np.float32), x=names[: len(holding)], y=_unique(held.columns), autocolorscale=True,
+        zmin=0, zmax=counts.max() or 1, colorbar={"title_text": "samples", "len": 0.72, "y": 0, "yanchor": "bottom"},
+        hovertemplate=f"%{{x}}<br>{escaped(held.kind)} %{{y}}: %{{z:,}} samples<extra></extra>",
+    )  # fmt: skip
     height = 300 + (18 * len(held.columns) if len(held.columns) <= MAX_NAMED else 400)
-    return spec([heat, {**bars, "yaxis": "y2"}], title, "", height, xaxis=x, yaxis=y, yaxis2=above, bargap=0.1)
+    made = figure(
+        [heat, bars.update(yaxis="y2")], title, "", height, xaxis=x, yaxis=_row_axis(held.columns), bargap=0.1
+    )
+    above = {"domain": [0.78, 1], "title_text": "all", "nticks": 4}
+    return made.update_layout(yaxis_domain=[0, 0.72], yaxis_title_text=escaped(held.kind), yaxis2=above)
 
 
-def _drawn(order: list[int]) -> tuple[list[int], list[int]]:
-    return order, [order[place] for place in both_ends(len(order), MAX_ROWS)]
+def _tables(
+    methods: Sequence[Method], table_of: Callable[[FitRecord], RoundTable | None],
+    order: Callable[[FitRecord, RoundTable], list[int]],
+) -> dict[str, _Map]:  # fmt: skip
+    """Means per row and stretch of rounds, with longer stretches if there are many, for methods with such a table."""
+    found = {}
+    for method in methods:
+        table = table_of(method.first)
+        if table is None or not table.counts or not table.counts[0]:
+            continue
+        rows = _shown(order(method.first, table))
+        sums = np.array([table.totals, table.counts], dtype=np.float64)[:, rows]
+        join = -(-sums.shape[2] // max(2, min(200, _cells(methods) // max(1, len(rows)))))
+        padded = np.pad(sums, ((0, 0), (0, 0), (0, -sums.shape[2] % join)))
+        totals, counts = padded.reshape(2, len(rows), -1, join).sum(3)
+        z, width = np.divide(totals, counts, out=np.full_like(totals, np.nan), where=counts > 0), table.width * join
+        names = [
+            table.rows[row] if table is method.first.layer_conflicts else called(method.first, row) for row in rows
+        ]
+        found[method.label] = _Map(z, names, [k * width + 1 for k in range(z.shape[1])], width)
+    return found
 
 
-def _map(z: _Cells, rows: Sequence[str], x: Sequence[int], scale: str, bar: str, hover: str, axis: str) -> Spec:
-    """A heat map of rows over rounds; hovering shows their names. :func:`_same_scale` comes after it."""
-    drawn = {
-        "type": "heatmap", "z": numbers(z), "x": numbers(x, "i4"), "y": _unique([hover_name(name) for name in rows]),
-        "colorscale": f"@{scale}", "hoverongaps": False, "hovertemplate": f"%{{y}}<br>{hover}<extra></extra>",
-        "zmin": float(np.nanmin(z)) if np.isfinite(z).any() else 0.0,
-        "zmax": float(np.nanmax(z)) if np.isfinite(z).any() else 1.0, "colorbar": {"title": {"text": bar}},
-    }  # fmt: skip
-    height = 150 + 20 * len(rows) if len(rows) <= MAX_NAMED else 520
-    return spec([drawn], "round", "", height, xaxis={"showgrid": False}, yaxis=_row_axis(rows, axis))
+def _drawn(shown: _Map, ends: tuple[float, float], bar: str, unit: str, axis: str, colors: str | None = None) -> Any:
+    """A heat map over the rounds; hovering shows the names of its rows."""
+    when = "round %{x}" if shown.width == 1 else f"{shown.width} rounds from %{{x}} on"
+    heat = go.Heatmap(
+        z=shown.z.astype(np.float32), x=shown.x, y=_unique(shown.rows), zmin=ends[0], zmax=ends[1],
+        colorscale=colors, autocolorscale=colors is None, colorbar_title_text=bar,
+        hovertemplate=f"%{{y}}<br>{when}: %{{z:.4~g}}{unit}<extra></extra>",
+    )  # fmt: skip
+    height = max(240, 150 + 20 * len(shown.rows)) if len(shown.rows) <= MAX_NAMED else 520
+    title = "" if len(shown.rows) <= MAX_NAMED else axis
+    return figure([heat], "round", title, height, xaxis={"showgrid": False}, yaxis=_row_axis(shown.rows))
 
 
-def _row_axis(rows: Sequence[str], title: str) -> Spec:
+def _row_axis(rows: Sequence[str]) -> dict[str, Any]:
     """The axis of a heat map's rows, the first row on top; with few of them they have their names."""
     few = len(rows) <= MAX_NAMED
-    names = [escaped(name, 20) for name in rows]
-    ticks = {"tickmode": "array", "tickvals": list(range(len(rows))), "ticktext": names} if few else {}
-    shown = {"showticklabels": few, "ticks": "", "showgrid": False, "autorange": "reversed", "type": "category"}
-    return {"title": {"text": "" if few else title}, **shown, **ticks}
+    ticks = {"tickvals": list(range(len(rows))), "ticktext": [escaped(name, 20) for name in rows]} if few else {}
+    return {"showticklabels": few, "ticks": "", "showgrid": False, "autorange": "reversed", "type": "category", **ticks}
 
 
-def _shrunk(table: RoundTable, rows: Sequence[int], cells: int) -> tuple[_Cells, list[int], int]:
-    """Means of some rows of a table, their first rounds, and rounds per column: longer stretches if there are many."""
-    sums = np.array([table.totals, table.counts], dtype=np.float64)[:, list(rows)]
-    most = max(2, min(200, cells // max(1, len(rows))))
-    join = -(-sums.shape[2] // most)
-    totals, counts = np.pad(sums, ((0, 0), (0, 0), (0, -sums.shape[2] % join))).reshape(2, len(rows), -1, join).sum(3)
-    means = np.divide(totals, counts, out=np.full_like(totals, np.nan), where=counts > 0)
-    width = table.width * join
-    return means, [k * width + 1 for k in range(means.shape[1])], width
+def _shown(order: list[int]) -> list[int]:
+    return [order[place] for place in both_ends(len(order), MAX_ROWS)]
 
 
-def _stretch(width: int) -> str:
-    return "round %{x}" if width == 1 else f"{width} rounds from %{{x}} on"
+def _ends_of(maps: Iterable[_Map], from_0: bool = True) -> tuple[float, float]:
+    """The ends of a scale of colours: it begins with 0, or has 0 in the middle, or has what was found."""
+    found = np.concatenate([np.zeros(int(from_0)), *(map_.z.ravel() for map_ in maps)])
+    found = found[np.isfinite(found)]
+    low, high = (float(found.min()), float(found.max())) if found.size else (0.0, 1.0)
+    if from_0 and low < 0:
+        high = max(-low, high)
+        low = -high
+    return low, high if high > low else low + 1
+
+
+def _widest(maps: dict[str, _Map]) -> str:
+    return means_words(max((map_.width for map_ in maps.values()), default=1), "Columns")
 
 
 def _cells(methods: Sequence[Method]) -> int:
@@ -196,23 +214,11 @@ def _cells(methods: Sequence[Method]) -> int:
     return min(60_000, 240_000 // len(methods))
 
 
-def _same_scale(specs: Sequence[Spec], kind: Literal["from 0", "signed", "as found"] = "as found") -> None:
-    """Gives heat maps one scale of colours, so that they can be compared."""
-    traces = [made["data"][0] for made in specs]
-    low, high = min((t["zmin"] for t in traces), default=0.0), max((t["zmax"] for t in traces), default=0.0)
-    if kind == "signed":
-        high = max(-low, high)
-        low = -high
-    low = 0.0 if kind == "from 0" else low
-    for trace in traces:
-        trace |= {"zmin": low, "zmax": high if high > low else low + 1}
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    """Names that differ, because rows with one name would be one row."""
+def _unique(names: Iterable[str]) -> list[str]:
+    """Names as plotly shows them that differ, because rows with one name would be one row."""
     seen: dict[str, int] = {}
     found = []
-    for name in names:
+    for name in map(hover_name, names):
         seen[name] = seen.get(name, 0) + 1
         found.append(name + "\u200b" * (seen[name] - 1))
     return found

@@ -61,6 +61,14 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def in_bytes(count: int) -> str:
+    """Such as ``"40 bytes"`` or ``"1.5 MiB"``."""
+    for unit, word in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:,.1f} {word}"
+    return plural(count, "byte")
+
+
 def shortened(text: str, most: int = 28) -> str:
     """A name for an axis or a sentence."""
     flat = " ".join(text.split()) or "(no name)"

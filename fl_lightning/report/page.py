@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
@@ -15,10 +14,11 @@ from typing import TYPE_CHECKING
 from fl_lightning.arguments import FILLED, checked
 from fl_lightning.arguments.kinds import listed
 from fl_lightning.core.errors import how_to_install
-from fl_lightning.report import client_pictures, heat_maps, round_pictures, tables
+from fl_lightning.core.storage.files import write_text
+from fl_lightning.report import tables
 from fl_lightning.report.conclusion import lede
 from fl_lightning.report.number_formats import client_label, duration, isolated, percent, plural, shortened, spread
-from fl_lightning.report.pictures import COLORS, DARK, FONTS, LIGHT, Picture
+from fl_lightning.report.pictures import DARK, FONTS, LIGHT, Picture, color_of
 from fl_lightning.report.record import FitRecord
 from fl_lightning.report.runs_of_a_method import Method, Stage, by_method, shown_stage
 from fl_lightning.report.tables import Part, Summary
@@ -48,11 +48,7 @@ def write_report(records: Sequence[FitRecord], path: str | Path, title: str | No
         ImportError: plotly, which the extra ``report`` brings, is missing.
     """
     path = Path(path)
-    text = _page(records, plotly_js(), title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    scratch.write_text(text, encoding="utf-8")
-    os.replace(scratch, path)
+    write_text(path, _page(records, plotly_js(), title))
     return path
 
 
@@ -66,16 +62,20 @@ def plotly_js() -> str:
 
 
 def _page(records: Sequence[FitRecord], library: str, title: str | None) -> str:
+    from plotly.io.json import to_json_plotly
+
     methods, stage = by_method(records), shown_stage(records)
     table = tables.comparison(methods, stage)
     found = [(key, words, [part for part in parts if part]) for key, words, parts in _sections(methods, stage, table)]
     drawn = [part for _, _, parts in found for part in parts if isinstance(part, Picture)]
+    figures = {picture.key: list(picture.variants.values()) for picture in drawn}
+    templates = {"light": LIGHT.template(), "dark": DARK.template()}
     return _template().render(
         heading=title or _heading(methods),
         facts=_facts(records, methods),
         lede=lede(methods, stage, table),
         sections=[section for section in found if section[2]],
-        pictures={picture.key: list(picture.variants.values()) for picture in drawn},
+        drawn=to_json_plotly({"figures": figures, "templates": templates}),
         library=library,
     )
 
@@ -90,11 +90,10 @@ def _template() -> Template:
         "client_label": client_label, "duration": duration, "isnan": isnan, "percent": percent,
         "shortened": shortened, "spread": spread,
     }  # fmt: skip
-    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     resources = files("fl_lightning.report")
     template, css, script = ((resources / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
-    themes = {"light": LIGHT.tokens(), "dark": DARK.tokens()}
-    same = {"themes": themes, "fonts": FONTS, "colors": COLORS, "css": css, "script": script}
+    themes = {"light": LIGHT, "dark": DARK}
+    same = {"themes": themes, "fonts": FONTS, "color_of": color_of, "css": css, "script": script}
     return environment.from_string(template, same)
 
 
@@ -102,13 +101,14 @@ def _sections(
     methods: list[Method], stage: Stage, table: Summary | None
 ) -> list[tuple[str, str, list[Picture | Summary | Part | None]]]:
     """Key, name and parts of each section; parts without data are ``None``."""
+    from fl_lightning.report import client_pictures, heat_maps, round_pictures  # they import plotly
+
     missing = round_pictures.missing(methods)
     return [
         ("clients", "Clients", [client_pictures.fares(methods, stage), table, heat_maps.over_time(methods)]),
         ("rounds", "Rounds", [
             round_pictures.mean_and_worst(methods), round_pictures.unevenness(methods),
-            round_pictures.training_loss(methods),
-            round_pictures.learning_rate(methods) or Part(caption=round_pictures.learning_rate_in_words(methods)),
+            round_pictures.training_loss(methods), round_pictures.learning_rate(methods),
         ]),
         ("conflicts", "Conflicts", [round_pictures.conflicts(methods), heat_maps.layer_conflicts(methods)]),
         ("weights", "Weights", [heat_maps.weights(methods)]),
@@ -116,9 +116,7 @@ def _sections(
         ("missing", "Drop-outs and errors", [
             missing or tables.nobody_missing(methods), tables.reasons(methods),
         ]),
-        ("cost", "Time and memory", [
-            round_pictures.time_in_all(methods), round_pictures.time_per_round(methods), round_pictures.memory(methods),
-        ]),
+        ("cost", "Time and memory", [tables.costs(methods), round_pictures.time_per_round(methods)]),
         ("numbers", "Numbers of all clients", [tables.clients(methods, stage)]),
         ("run", "Run it again", [tables.runs(methods)]),
     ]  # fmt: skip

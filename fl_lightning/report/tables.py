@@ -10,13 +10,22 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, isnan, nan
+from statistics import fmean
 from typing import Any, Literal
 
 from fl_lightning.metrics.functional import Mode
-from fl_lightning.report.number_formats import STAGES, notation, number, plural, shortened
+from fl_lightning.report.number_formats import STAGES, duration, in_bytes, notation, number, plural, shortened
 from fl_lightning.report.pictures import both_ends, sentences
 from fl_lightning.report.repetitions import Repetition, Spread, mark
-from fl_lightning.report.runs_of_a_method import Method, Stage, called, metrics_of, records_of, shown_metrics
+from fl_lightning.report.runs_of_a_method import (
+    Method,
+    Stage,
+    called,
+    metrics_of,
+    records_of,
+    seconds_of,
+    shown_metrics,
+)
 
 _LISTED = 200
 
@@ -213,6 +222,26 @@ def nobody_missing(methods: Sequence[Method]) -> Part:
     rounds = sum(len(record.rounds) for record in records_of(methods))
     words = f"Every client that was drawn took part, in all of {plural(rounds, 'round')}." if rounds else ""
     return Part("Who was missing", caption=words)
+
+
+def costs(methods: Sequence[Method]) -> Part:
+    """Seconds of each method, by what they were spent on, and bytes that the fits planned for, by what they are for."""
+    taken = [(method, [seconds_of(record) for record in method.records if len(record.rounds)]) for method in methods]
+    means = {
+        m.label: {part: fmean(fit.get(part, 0.0) for fit in fits) for part in fits[0]} for m, fits in taken if fits
+    }
+    parts = list(dict.fromkeys(part for row in means.values() for part in row))
+    rows = [
+        [name, *(duration(row.get(part, 0.0)) for part in parts), duration(sum(row.values()))]
+        for name, row in means.items()
+    ]
+    found = [Table(rows, "numbers", ["seconds of a fit", *parts, "in all"])] if rows else []
+    plans = {method.label: method.first.memory for method in methods if method.first.memory}
+    uses = list(dict.fromkeys(use for plan in plans.values() for use in plan))
+    rows = [[use, *(in_bytes(plan.get(use, 0)) for plan in plans.values())] for use in uses]
+    rows.append(["in all", *(in_bytes(sum(plan.values())) for plan in plans.values())])
+    found += [Table(rows, "numbers", ["memory beside the module, at most", *plans])] if plans else []
+    return Part("Time and memory", found)
 
 
 def runs(methods: Sequence[Method]) -> Part:

@@ -42,6 +42,11 @@ def write_whole(path: Path, content: object, private: bool = False) -> None:
     _write(path, save, private)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a text as :func:`write_whole` writes a file."""
+    _write(path, lambda file: file.write(text.encode()), private=False)
+
+
 def copy_whole(source: Path, path: Path) -> None:
     """Copies a file as :func:`write_whole` writes one."""
 
@@ -52,7 +57,7 @@ def copy_whole(source: Path, path: Path) -> None:
     _write(path, copy, private=False)
 
 
-def _write(path: Path, fill: Callable[[BinaryIO], None], private: bool) -> None:
+def _write(path: Path, fill: Callable[[BinaryIO], object], private: bool) -> None:
     missing = [folder for folder in path.parents if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
