@@ -73,10 +73,10 @@ def measured(kind: str) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as folder:
         trainer.save_checkpoint(Path(folder) / "fit.ckpt")
         checkpoint = (Path(folder) / "fit.ckpt").stat().st_size
-    del trainer, strategy
-    server = fl.FederatedServer(module, 1, fl.algorithms.FedLF(), rounds=1)
+    del trainer
+    server = fl.FederatedServer(module, strategy, 1, rounds=1)
     alone = fl.FederatedDataModule(tokens, fl.data.IID(1))
-    client = fl.FederatedClient(module, alone, 0, algorithm=fl.algorithms.FedLF(), trainer=quiet)
+    client = fl.FederatedClient(module, alone, strategy, 0, trainer=quiet)
     server.register(client.introduction())
     server.open_round()
     message = server.message(0)

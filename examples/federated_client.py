@@ -22,10 +22,10 @@ def main(rounds: int = 5) -> bool:
     labels = torch.arange(90) % 3
     inputs = 2 * torch.eye(3)[labels, :2] + torch.randn(90, 2, generator=torch.Generator().manual_seed(0))
     dataset, owned = TensorDataset(inputs, labels), [range(15), range(15, 40), range(40, 90)]
-
+    strategy = fl.FederatedStrategy(fl.algorithms.FedLF(), sampler=fl.data.AllClients())
     # Each of these three may be a process on a machine of its own. It needs its data, and one message per round.
     clients = [
-        fl.FederatedClient(module(), Subset(dataset, share), i, num_clients=3, algorithm=fl.algorithms.FedLF())
+        fl.FederatedClient(module(), Subset(dataset, share), strategy, i, num_clients=3)
         for i, share in enumerate(owned)
     ]
     method, layout = fl.algorithms.FedLF(), fl.ParamLayout.from_module(module())
@@ -44,7 +44,6 @@ def main(rounds: int = 5) -> bool:
         theta = theta - method.aggregate(cohort)
 
     model = module()
-    strategy = fl.FederatedStrategy(fl.algorithms.FedLF(), sampler=fl.data.AllClients())
     trainer = L.Trainer(max_epochs=rounds, strategy=strategy, logger=False, enable_checkpointing=False)
     trainer.fit(model, fl.FederatedDataModule(dataset, owned))
     equal = torch.equal(theta, layout.flatten(layout.parameters(model)))

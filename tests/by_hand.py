@@ -71,7 +71,8 @@ class Federation:
         client: makes the client half of another method.
         trainer: the clients' options of the Trainer.
         clock: what messages say about the length of rounds and of the fit.
-        options: of all clients; ``buffers`` is the server's, too.
+        folder: where clients keep their files.
+        options: of the strategy; ``buffers`` is the server's, too.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Federation:
         client: Callable[[], Any] | None = None,
         trainer: dict[str, Any] | None = None,
         clock: dict[str, int] | None = None,
+        folder: Any = None,
         **options: Any,
     ) -> None:
         data = federated_blobs(4) if data is None else data
@@ -89,6 +91,7 @@ class Federation:
         if (trainer or {}).get("precision") == "64-true":
             self.module.double()
         half = None if client is None else client()
+        strategy = fl.FederatedStrategy(method(), client=None if client is None else client(), **options)
         self.rule = paired_client_rule(self.method, half)
         self.layout = fl.ParamLayout.from_module(self.module, self.method.layers)
         self.params = self.layout.flatten(self.layout.parameters(self.module))
@@ -97,12 +100,11 @@ class Federation:
 
         def made(client_id: int) -> fl.FederatedClient:
             return fl.FederatedClient(
-                module(100 + client_id), own_loader(client_id, data), client_id, data.num_clients, method(),
-                client=None if client is None else client(), trainer={"accelerator": "cpu", **(trainer or {})},
-                **options,
+                module(100 + client_id), own_loader(client_id, data), strategy, client_id, data.num_clients,
+                trainer={"accelerator": "cpu", **(trainer or {})}, folder=folder,
             )  # fmt: skip
 
-        self._make, self._in_files = made, options.get("folder") is not None
+        self._make, self._in_files = made, folder is not None
         self._num_clients, self._num_samples = data.num_clients, int(data.train_dataloader().sizes.sum())
         self.counted: dict[int, int] = {}
         self.clock = clock or {}

@@ -22,8 +22,7 @@ from fl_lightning.data import IID
 
 ROUNDS, CLIENTS, SAMPLES, SEED = 4, 2, 24, 0
 NUMBER = 8  # bytes of a number outside of tensors
-_SERVER = ("algorithm", "client", "local_epochs", "full_gradients", "server_optimizer")
-_CLIENT = tuple(name for name in _SERVER if name != "server_optimizer")
+METHOD = ("algorithm", "client", "local_epochs", "full_gradients", "server_optimizer")
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,9 @@ def measured(strategy: fl.FederatedStrategy, learner: Callable[..., Any], datase
     few = Subset(dataset, range(SAMPLES))
     data = fl.FederatedDataModule(few, IID(CLIENTS), labels=[0] * SAMPLES, batch_size=SAMPLES // CLIENTS)
     torch.manual_seed(SEED)
-    server = fl.FederatedServer(
-        learner(lr=rate), CLIENTS, **_of(strategy, _SERVER), sampler=fl.data.AllClients(), rounds=ROUNDS
-    )
-    clients = [fl.FederatedClient(learner(lr=rate), data, k, **_of(strategy, _CLIENT)) for k in range(CLIENTS)]
+    strategy = fl.FederatedStrategy(**_of(strategy), sampler=fl.data.AllClients())
+    server = fl.FederatedServer(learner(lr=rate), strategy, CLIENTS, rounds=ROUNDS)
+    clients = [fl.FederatedClient(learner(lr=rate), data, strategy, k) for k in range(CLIENTS)]
     for client in clients:
         server.register(client.introduction())
     rounds: list[tuple[float, float]] = []
@@ -92,5 +90,5 @@ def size_of(value: Any) -> int:
     return NUMBER * isinstance(value, (int, float))
 
 
-def _of(strategy: fl.FederatedStrategy, names: Sequence[str]) -> dict[str, Any]:
-    return {name: value for name, value in strategy.with_arguments().arguments.items() if name in names}
+def _of(strategy: fl.FederatedStrategy) -> dict[str, Any]:
+    return {name: value for name, value in strategy.with_arguments().arguments.items() if name in METHOD}

@@ -12,6 +12,7 @@ import fl_lightning as fl
 
 SITES = ["site-1", "site-2", "site-3"]
 ROUNDS = 5
+STRATEGY = fl.FederatedStrategy(fl.algorithms.FedLF())
 
 
 def model() -> DigitClassifier:
@@ -26,7 +27,7 @@ def all_digits() -> fl.FederatedDataModule:
 
 def server() -> fl.FederatedServer:
     """What the controller runs."""
-    return fl.FederatedServer(model(), len(SITES), fl.algorithms.FedLF())
+    return fl.FederatedServer(model(), STRATEGY, len(SITES))
 
 
 def client(client_id: int) -> fl.FederatedClient:
@@ -34,16 +35,14 @@ def client(client_id: int) -> fl.FederatedClient:
     loaders = all_digits().train_dataloader()
     mine = Subset(loaders.dataset, loaders.indices(client_id).tolist())
     data = DataLoader(mine, loaders.batch_size, shuffle=True)
-    return fl.FederatedClient(
-        model(), data, client_id, len(SITES), fl.algorithms.FedLF(), trainer={"accelerator": "cpu"}
-    )
+    return fl.FederatedClient(model(), data, STRATEGY, client_id, len(SITES), trainer={"accelerator": "cpu"})
 
 
 def simulated() -> dict[str, torch.Tensor]:
     """The weights after the same rounds in a Trainer."""
-    module, strategy = model(), fl.FederatedStrategy(fl.algorithms.FedLF())
+    module = model()
     trainer = L.Trainer(
-        max_epochs=ROUNDS, accelerator="cpu", strategy=strategy, logger=False, enable_checkpointing=False
+        max_epochs=ROUNDS, accelerator="cpu", strategy=STRATEGY, logger=False, enable_checkpointing=False
     )
     trainer.fit(module, all_digits())
     return module.state_dict()

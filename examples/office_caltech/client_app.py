@@ -10,6 +10,6 @@ from fl_lightning.federation.flower import lightning_client_app
 app = lightning_client_app(
     model=task.Model,
     data=lambda context: task.Pictures(context.node_config["data-path"]),
+    strategy=task.STRATEGY,
     trainer={"accelerator": "cpu"},
-    **task.FEDERATION,
 )

@@ -22,12 +22,11 @@ def main(grid: Grid, context: Context) -> None:
     folder = Path(str(context.run_config["folder"])).expanduser()
     strategy = FairStrategy(
         model=task.initial_model(),
+        strategy=task.STRATEGY,
         num_clients=len(task.SITES),
         checkpoint=folder,
-        min_clients=2,
         logger=CSVLogger(folder, name="logs"),
         callbacks=[fl.callbacks.ClientTable(), fl.callbacks.Report(folder / "report.html")],
-        **task.FEDERATION,
     )
     model = strategy.start(grid, num_rounds=int(context.run_config["rounds"]))
     print(f"digest of the weights: {task.digest(model)}", flush=True)

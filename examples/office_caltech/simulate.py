@@ -9,14 +9,12 @@ from pathlib import Path
 import lightning as L
 import task
 
-import fl_lightning as fl
-
 
 def main(root: Path, rounds: int) -> L.Trainer:
     """The whole federation as one trainer.fit."""
     trainer = L.Trainer(
         max_epochs=rounds,
-        strategy=fl.FederatedStrategy(**task.FEDERATION),
+        strategy=task.STRATEGY,
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import torch
@@ -25,7 +24,7 @@ import fl_lightning as fl
 
 SITES = ("amazon", "caltech10", "dslr", "webcam")
 CLASSES, SIDE, BATCH = 10, 32, 16
-FEDERATION: dict[str, Any] = {"algorithm": fl.algorithms.FedHEAL(tau=0.4), "seed": 0}  # of server and clients
+STRATEGY = fl.FederatedStrategy(fl.algorithms.FedHEAL(tau=0.4), min_clients=2)  # of the simulation, server and sites
 
 
 class Block(nn.Module):

@@ -25,7 +25,7 @@ from fl_lightning.fit.checks import check_trainer, check_visit_schedulers, refus
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.evaluation.evaluator import Evaluator
 from fl_lightning.fit.loaders import RoundLoader, local_batches
-from fl_lightning.fit.options import ClientOptions
+from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.state_callback import FederatedState
 from fl_lightning.fit.uploads import merge_left
 from fl_lightning.lightning.batches import ClientTask
@@ -48,7 +48,7 @@ class Visit(OneDevice):
 
     def __init__(
         self,
-        options: ClientOptions,
+        options: FitOptions,
         client_id: int,
         num_clients: int | None,
         message: ServerMessage,

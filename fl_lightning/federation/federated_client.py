@@ -4,16 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms import FedAvg
-from fl_lightning.algorithms.base import ClientRule, ServerRule
-from fl_lightning.algorithms.base import obstacle as rule_obstacle
 from fl_lightning.arguments import ANY, Bounds, Example, altered, checked
 from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.core.layout import ParamLayout, names_in
@@ -29,8 +25,7 @@ from fl_lightning.federation.client_visit import Visit, Work
 from fl_lightning.federation.door import read
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage, ServerMessage
 from fl_lightning.federation.module_changes import AwayModule
-from fl_lightning.fit.checks import paired_client_rule
-from fl_lightning.fit.options import CLIENT_CHECKS, ClientOptions, called
+from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.inspection import accumulation, is_overridden
 from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer, quiet
@@ -42,9 +37,9 @@ _OWN = ("strategy", "max_epochs", "min_epochs", "max_steps", "min_steps", "max_t
 class FederatedClient:
     """One client of a federation whose server is elsewhere: in another process, on another machine, or a loop by hand.
 
-    :meth:`train` is one client's part of one round. With the arguments of :class:`fl_lightning.FederatedStrategy`, the
-    same data and the same seed it gives the same bits as that client in ``trainer.fit``. It depends on the message and
-    on what the client kept of its last visit that counted, and on nothing else, so the process may end between rounds.
+    :meth:`train` is one client's part of one round. With the same strategy and data it gives the same bits as that
+    client in ``trainer.fit``. It depends on the message and on what the client kept of its last visit that counted, and
+    on nothing else, so the process may end between rounds.
 
     Every call makes a Trainer and runs one ``trainer.fit``: ``setup``, ``configure_optimizers`` and the other hooks of
     module and data run each time. ``trainer.current_epoch`` is the round; ``trainer.global_step`` begins at the round
@@ -55,17 +50,10 @@ class FederatedClient:
         module: an unchanged LightningModule.
         data: the client's own training data, as a LightningDataModule, DataLoader, dataset, or a LightningModule that
             has its loader with it. Or the data of all clients as a :class:`fl_lightning.FederatedDataModule`.
+        strategy: the server's, of which the client half of the method and the options of local training count here. The
+            client takes a copy of them.
         client_id: the client, from 0.
         num_clients: registered clients; left out if ``data`` has them all.
-        algorithm: the method, with the arguments that the server's has; default FedAvg. Only its client half runs here.
-        client: the client half of another method, as in the strategy.
-        local_epochs: passes over the data per round.
-        local_steps: optimizer steps per round, in place of ``local_epochs``.
-        full_gradients: sends the learning rate times the gradient of all data instead of training.
-        client_optimizer_state: ``"keep"`` goes on with the optimizer state of the last visit that counted.
-        buffers: as in the strategy; with ``"global"`` the client sends none.
-        seed: the federation's; shuffling and local randomness depend on (seed, round, client).
-        loss_batch_size: samples per forward pass where losses are measured; default as in training.
         trainer: further arguments of the Trainer, such as ``accelerator``, ``precision`` and ``limit_train_batches``. A
             client is one process with one device.
         folder: where what stays at the client lives (personal models, last local models, kept optimizers): files
@@ -76,47 +64,22 @@ class FederatedClient:
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range, or the client rule does not say where its state lives.
+        ValueError: an argument is out of range, or ``strategy`` has a ``partition`` or a client rule that does not say
+            where its state lives.
     """
 
-    @checked(
-        **CLIENT_CHECKS, module=Example("fl.ClientModule(net)"), data=ANY, client_id=Bounds(0), num_clients=Bounds(1)
-    )
+    @checked(module=Example("fl.ClientModule(net)"), data=ANY, client_id=Bounds(0), num_clients=Bounds(1))
     def __init__(
         self,
         module: LightningModule,
         data: LightningDataModule | LightningModule | AnyDataset,
+        strategy: FederatedStrategy,
         client_id: int,
         num_clients: int | None = None,
-        algorithm: ServerRule | None = None,
-        client: ClientRule | ServerRule | None = None,
-        local_epochs: int = 1,
-        local_steps: int | None = None,
-        full_gradients: bool = False,
-        client_optimizer_state: Literal["reset", "keep"] = "reset",
-        buffers: Literal["mean", "global", "largest"] = "mean",
-        seed: int = 0,
-        loss_batch_size: int | None = None,
         trainer: Mapping[str, Any] | None = None,
         folder: str | Path | None = None,
     ) -> None:
-        algorithm = FedAvg() if algorithm is None else algorithm
-        self._options = ClientOptions(
-            algorithm=algorithm,
-            # A copy: the server may be in this process, with state in its rule.
-            client=deepcopy(paired_client_rule(algorithm, client, full_gradients)),
-            local_epochs=local_epochs,
-            local_steps=local_steps,
-            full_gradients=full_gradients,
-            client_optimizer_state=client_optimizer_state,
-            buffers=buffers,
-            attack=None,
-            seed=seed,
-            loss_batch_size=loss_batch_size,
-        )
-        obstacle = rule_obstacle(self._options.client_rule)
-        if obstacle is not None:
-            raise ValueError(f"a client cannot train apart from its server: {obstacle}")
+        self._options = strategy.options.apart()
         if isinstance(data, FederatedDataModule):
             if num_clients is not None:
                 raise ValueError(f"num_clients must be left out where data has all clients, found {num_clients}")
@@ -131,7 +94,6 @@ class FederatedClient:
         for name in _OWN:
             if name in self._trainer:
                 raise ValueError(f"trainer must leave {name} to the visit, found {name}={self._trainer[name]!r}")
-        self._called = called(algorithm, client)
         self.client_id, self._module, self._data, self._num_clients = client_id, module, data, num_clients
         with quiet():
             self._trainer_with("auto")
@@ -149,8 +111,8 @@ class FederatedClient:
         options, trained = self._options, trained_names(self._module, configured_optimizers(self._module))
         layout = ParamLayout.from_module(self._module, options.algorithm.layers, trained)
         return FitDescription.of(
-            options.algorithm, options.client_rule, layout, called=self._called, clients=self._num_clients,
-            settings=options.settings(),
+            options.algorithm, options.client_rule, layout, called=options.called, clients=self._num_clients,
+            settings=options.client_settings(),
         )  # fmt: skip
 
     def train(self, message: ServerMessage | Mapping[str, Any]) -> ClientMessage:

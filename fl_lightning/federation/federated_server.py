@@ -9,26 +9,20 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from fl_lightning.algorithms import FedAvg
-from fl_lightning.algorithms.base import ClientRule, ServerRule
-from fl_lightning.algorithms.base import obstacle as rule_obstacle
-from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.algorithms.records import Needs
 from fl_lightning.arguments import DEVICE, Bounds, Example, altered, check, checked
-from fl_lightning.clients.base import Sequential
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.core.records import RoundRecord
-from fl_lightning.data.cohort_samplers import CohortSampler, Selection, UniformSampler, cohort_size
+from fl_lightning.data.cohort_samplers import Selection, cohort_size
 from fl_lightning.federation.closing import Closing, losses_of
 from fl_lightning.federation.door import said
 from fl_lightning.federation.messages import ClientMessage, ServerMessage
 from fl_lightning.federation.registered_clients import RegisteredClients
 from fl_lightning.federation.served_model import ServedModel
-from fl_lightning.fit.options import CHECKS, FitOptions
 from fl_lightning.fit.server import Server
+from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.fit.uploads import Round
 from fl_lightning.lightning.fit_description import check_resume
 from fl_lightning.lightning.names import LightningModule
@@ -40,9 +34,8 @@ VERSION = 1
 class FederatedServer(RegisteredClients):
     """The server of a federation whose clients are :class:`fl_lightning.FederatedClient` objects somewhere else.
 
-    It makes messages and takes answers; the transport is somebody else's. With the arguments of
-    :class:`fl_lightning.FederatedStrategy`, the same initial weights, data and seed, the global model has the bits of
-    ``trainer.fit``, in whatever order answers arrive. One round::
+    It makes messages and takes answers; the transport is somebody else's. With the same strategy, initial weights and
+    data, the global model has the bits of ``trainer.fit``, in whatever order answers arrive. One round::
 
         for client in server.open_round():
             answers[client] = send(server.message(client))     # FederatedClient.train, elsewhere
@@ -51,30 +44,16 @@ class FederatedServer(RegisteredClients):
     Args:
         module: holds the initial weights, and its ``configure_optimizers`` says which of them are trained; that runs
             here without data. Its parameters belong to the server until :meth:`finish`.
+        strategy: says what is computed. The server takes a copy of its rules. A client without a usable answer is left
+            out of its round whatever ``on_client_error`` says.
         num_clients: registered clients; their ids go from 0 on.
-        algorithm: the method; default FedAvg.
-        client: the client half of another method, as in the strategy.
-        clients_per_round: as in the strategy.
-        local_epochs: as in the strategy; the clients are given the same.
-        local_steps: as in the strategy; the clients are given the same.
-        full_gradients: as in the strategy; the clients are given the same.
-        server_optimizer: as in the strategy.
-        sampler: as in the strategy; default uniform without replacement.
-        client_optimizer_state: as in the strategy; the clients are given the same.
-        buffers: as in the strategy; the clients are given the same.
-        seed: as in the strategy; the clients are given the same.
-        guard: as in the strategy.
-        loss_batch_size: as in the strategy; the clients are given the same.
-        min_clients: fewest usable answers of a round. A round with fewer changes nothing.
-        max_failed_rounds: stop with an error after so many rounds in a row in which clients answered and no answer was
-            usable, or the step was not finite. ``None`` never stops.
-        strict_resume: as in the strategy.
         precision: what numbers parameters and updates are: the ``precision`` of the clients' trainers, if that ends in
             ``-true``. With mixed precision they are of 32 bits.
         device: where the server computes.
         rounds: of the whole federation; ``None``: nobody knows.
 
     Attributes:
+        options: the strategy's arguments.
         rounds: as given; it may be set before the first round.
         round: index of the next round, or of the one that is open.
         fit_description: the federation in plain values, to be compared with clients and checkpoints.
@@ -85,57 +64,30 @@ class FederatedServer(RegisteredClients):
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range, the client rule does not say where its state lives, or
-            ``configure_optimizers`` needs data.
+        ValueError: an argument is out of range, ``strategy`` has a ``partition`` or a client rule that does not say
+            where its state lives, or ``configure_optimizers`` needs data.
     """
 
-    @checked(**CHECKS, module=Example("fl.ClientModule(net)"), num_clients=Bounds(1), device=DEVICE, rounds=Bounds(1))
+    @checked(module=Example("fl.ClientModule(net)"), num_clients=Bounds(1), device=DEVICE, rounds=Bounds(1))
     def __init__(
         self,
         module: LightningModule,
+        strategy: FederatedStrategy,
         num_clients: int,
-        algorithm: ServerRule | None = None,
-        client: ClientRule | ServerRule | None = None,
-        clients_per_round: int | float = 1.0,
-        local_epochs: int = 1,
-        local_steps: int | None = None,
-        full_gradients: bool = False,
-        server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
-        sampler: CohortSampler | None = None,
-        client_optimizer_state: Literal["reset", "keep"] = "reset",
-        buffers: Literal["mean", "global", "largest"] = "mean",
-        seed: int = 0,
-        guard: Guard | list[Guard] | tuple[Guard, ...] | None = None,
-        loss_batch_size: int | None = None,
-        min_clients: int = 1,
-        max_failed_rounds: int | None = 3,
-        strict_resume: bool = True,
         precision: Literal["32-true", "64-true", "bf16-true", "16-true"] = "32-true",
         device: str = "cpu",
         rounds: int | None = None,
     ) -> None:
         super().__init__()
-        algorithm = FedAvg() if algorithm is None else algorithm
-        options = self._options = FitOptions(
-            algorithm=algorithm, client=client,
-            clients_per_round=clients_per_round, local_epochs=local_epochs, local_steps=local_steps,
-            full_gradients=full_gradients, server_optimizer=server_optimizer,
-            sampler=UniformSampler() if sampler is None else sampler, client_optimizer_state=client_optimizer_state,
-            buffers=buffers, fairness_metric=None, fairness_mode="max", on_client_error="drop", attack=None, seed=seed,
-            executor=Sequential(), loss_batch_size=loss_batch_size, min_clients=min_clients,
-            strict_resume=strict_resume, max_failed_rounds=max_failed_rounds, guard=guard,
-        )  # fmt: skip
-        obstacle = rule_obstacle(options.client_rule)
-        if obstacle is not None:
-            raise ValueError(f"a server cannot work apart from its clients: {obstacle}")
-        self._capacity = cohort_size(clients_per_round, num_clients)
+        options = self.options = strategy.options.apart()
+        self._capacity = cohort_size(options.clients_per_round, num_clients)
         self.algorithm, self.client_rule = options.algorithm, options.client_rule
         model = self._model = ServedModel(module, options, precision, device)
         self.module, self._frozen = model.module, model.frozen
         self._rows = UpdateRows(model.binding, self._capacity)
         self._server = Server(options, model.binding, model.buffers, self._rows, num_clients)
         self.fit_description = self._server.description()
-        self.rounds, self.num_clients, self.min_clients = rounds, num_clients, min_clients
+        self.rounds, self.num_clients, self.min_clients = rounds, num_clients, options.min_clients
         self.round = 0
         self.last_round: RoundRecord | None = None
         self.memory: Mapping[str, int] = {}
@@ -147,7 +99,7 @@ class FederatedServer(RegisteredClients):
     @property
     def needs(self) -> Needs:
         """What both halves of the method ask for."""
-        return self._options.needs
+        return self.options.needs
 
     @property
     def cohort_size(self) -> int:
@@ -279,7 +231,7 @@ class FederatedServer(RegisteredClients):
                 "fl_lightning that wrote it"
             )
         known = {**state, "client_optimizers": {}}
-        self._changed = check_resume(known, self.fit_description, source, self._options.strict_resume)
+        self._changed = check_resume(known, self.fit_description, source, self.options.strict_resume)
         self._model.load_state_dict(state)
         self._server.load(state, {})
         self.round, self._steps_per_round = state["round"], state["steps_per_round"]

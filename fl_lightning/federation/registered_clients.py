@@ -33,7 +33,7 @@ class RegisteredClients:
     _frozen: str
     """Digest of the server's parameters without gradients."""
     _server: Server
-    _options: FitOptions
+    options: FitOptions
 
     def __init__(self) -> None:
         self._known: dict[int, ClientIntroduction] = {}  # those of a checkpoint, too, also with ids beyond all others
@@ -94,7 +94,7 @@ class RegisteredClients:
             refused = self._differences(found)
         except Exception as error:  # whatever comes of comparing values of any kind
             return f"its description cannot be compared ({type(error).__name__}: {said(error)})"
-        keeps = at_clients(self._options.client_rule) or self._options.keeps_optimizer
+        keeps = at_clients(self.options.client_rule) or self.options.keeps_optimizer
         if not refused and keeps and self._place(found) != found.client_id:
             return said(
                 f"client {found.client_id} or the name {found.name!r} is another one in the checkpoint, and what "

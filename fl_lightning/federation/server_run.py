@@ -30,8 +30,7 @@ class ServerRun:
 
     Logged names are those of docs/logged.md. Values of an evaluation may arrive with the answers of the next round;
     they are logged under the round after which they were taken. ``rounds`` are those of the whole federation,
-    ``callbacks`` of this package, those that read records; ``last.ckpt`` lies in ``folder``, the rest is as in the
-    strategy.
+    ``callbacks`` of this package, those that read records; ``last.ckpt`` lies in ``folder``.
     """
 
     def __init__(
@@ -41,12 +40,10 @@ class ServerRun:
         folder: Path,
         loggers: Sequence[Logger] = (),
         callbacks: Sequence[Callback] = (),
-        fairness_metric: str | None = None,
-        fairness_mode: Mode | Mapping[str, Mode] = "max",
-        log_client_names: bool = False,
     ) -> None:
-        self._server, self._rounds, self._metric = server, rounds, fairness_metric
-        self._report = EvaluationReport(fairness_metric, fairness_mode, log_client_names)
+        options = server.options
+        self._server, self._rounds, self._metric = server, rounds, options.fairness_metric
+        self._report = EvaluationReport(options.fairness_metric, options.fairness_mode, options.log_client_names)
         self.trainer = ServerTrainer(server, rounds, loggers, callbacks, folder)
         self.path = folder / "last.ckpt"
 

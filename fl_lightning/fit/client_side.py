@@ -18,7 +18,7 @@ from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.update_rows import Upload
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.checks import check_accumulation, check_module, check_schedulers, warn_of_unused_settings
-from fl_lightning.fit.options import ClientOptions
+from fl_lightning.fit.options import FitOptions
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.lightning.inspection import users_callback
@@ -40,7 +40,7 @@ class ClientSide:
         self,
         trainer: Trainer,
         loop: FederatedEpochLoop,
-        options: ClientOptions,
+        options: FitOptions,
         limit: int | float,
         binding: BoundParameters,
         batches: ClientBatches,

@@ -40,8 +40,6 @@ class FederatedFit:
         self._algorithm, self._rule = options.algorithm, options.client_rule
         loaders = clients.loaders
         self._num_clients = len(loaders)
-        if options.attack is not None:
-            options.attack.check(self._num_clients)
         self._server = Server(options, binding, clients.buffers, clients.runner.rows, self._num_clients, loaders.sizes)
         self._failures, self._failures.names = self._server.failures, loaders.names
         self._server.cohorts.num_samples = int(loaders.sizes.sum())

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The strategy's arguments in frozen records: those that a client has, too, and all of them."""
+"""The strategy's arguments in one frozen record."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -14,15 +15,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fl_lightning.algorithms.attacks.base import Attack
-from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.base import ClientRule, ServerRule, obstacle
 from fl_lightning.algorithms.differential_privacy import DifferentialPrivacy, accounting
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.algorithms.records import Needs
-from fl_lightning.arguments import Bounds, Example, check_unused
+from fl_lightning.arguments import check_unused
 from fl_lightning.clients.base import Executor
 from fl_lightning.clients.client_batches import LocalOptions
+from fl_lightning.core.storage import kept
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
 from fl_lightning.fit.checks import Method, paired_client_rule
+from fl_lightning.fit.data_of_trainer import PartitionLike
 from fl_lightning.fit.guarding import check_guards
 from fl_lightning.lightning.fit_description import plain
 from fl_lightning.lightning.names import rank_zero_warn
@@ -31,44 +34,59 @@ from fl_lightning.metrics.functional import Mode
 _GUESSED = 2**32
 """Seeds below can all be tried."""
 
-CLIENT_CHECKS: dict[str, Bounds | Example] = {
-    "algorithm": Example("fl.algorithms.FedLF()"),
-    "local_epochs": Bounds(1, said="a positive integer (for less than a pass: local_steps or limit_train_batches)"),
-    "local_steps": Bounds(1),
-    "loss_batch_size": Bounds(1),
-}
-"""Of these arguments, wherever they are given."""
-_COHORT = "a count of clients (an int such as 10) or a fraction of them (a float above 0 and up to 1.0)"
-CHECKS: dict[str, Bounds | Example] = {
-    **CLIENT_CHECKS,
-    "clients_per_round": Bounds(above=0, said=_COHORT),
-    "server_optimizer": Example("functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)"),
-    "sampler": Example("fl.data.UniformSampler()"),
-    "guard": Example("fl.guards.MultiKrum(dishonest=0.1)"),
-    "max_failed_rounds": Bounds(1),
-    "min_clients": Bounds(1),
-}
-"""Of these arguments, wherever they are given."""
+COHORT = "a count of clients (an int such as 10) or a fraction of them (a float above 0 and up to 1.0)"
+"""What ``clients_per_round`` is."""
 
 
 @dataclass(frozen=True)
-class ClientOptions(LocalOptions):
-    """The arguments that a client of a real federation has, too; see :class:`fl_lightning.FederatedStrategy`."""
+class FitOptions(LocalOptions):
+    """What shapes a fit; see :class:`fl_lightning.FederatedStrategy`, whose arguments these are."""
 
     algorithm: ServerRule
     client: ClientRule | ServerRule | None
+    clients_per_round: int | float
     full_gradients: bool
+    server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None
+    sampler: CohortSampler
     buffers: Literal["mean", "global", "largest"]
+    fairness_metric: str | None
+    fairness_mode: Mode | Mapping[str, Mode]
+    on_client_error: Literal["raise", "drop"]
+    guard: Guard | Sequence[Guard] | None
+    executor: Executor
+    min_clients: int
+    max_failed_rounds: int | None
+    strict_resume: bool
+    log_client_names: bool
+    partition: PartitionLike | None
     client_rule: ClientRule = field(init=False)  # that of client, or the algorithm's own
 
     def __post_init__(self) -> None:
-        _check_names(self.algorithm, self.client)
+        _check_names(self.algorithm, self.client, self.sampler, self.attack, *self.guards)
         rule = paired_client_rule(self.algorithm, self.client, self.full_gradients)
         _check_names(rule)
         object.__setattr__(self, "client_rule", rule)
-        if self.local_steps is None and self.local_epochs < rule.fewest_epochs:
+        self._check_local_training()
+        if self.server_optimizer is not None and self.needs.exact_step:
             raise ValueError(
-                f"local_epochs must be at least the {rule.fewest_epochs} passes over its data that a client of "
+                f"server_optimizer must be left out with {type(self.algorithm).__name__}, which goes back to earlier "
+                f"parameters by steps of its own, found {self.server_optimizer!r}: it would take other steps"
+            )
+        if self.guard is not None and not self.guards:
+            raise ValueError(f"guard of FederatedStrategy must be None or at least one guard, found {self.guard!r}")
+        if self.fairness_metric is None and isinstance(self.fairness_mode, str):
+            check_unused("fairness_mode", self.fairness_mode, "max", "without fairness_metric, or map metrics to modes")
+        if isinstance(self.clients_per_round, int):
+            self.check_rounds(self.clients_per_round)
+        elif self.clients_per_round > 1:
+            raise ValueError(f"clients_per_round must be {COHORT}, found {self.clients_per_round}")
+        self._check_privacy()
+
+    def _check_local_training(self) -> None:
+        fewest = self.client_rule.fewest_epochs
+        if self.local_steps is None and self.local_epochs < fewest:
+            raise ValueError(
+                f"local_epochs must be at least the {fewest} passes over its data that a client of "
                 f"{self.method.client} needs, found {self.local_epochs}"
             )
         if self.local_steps is not None:
@@ -82,58 +100,6 @@ class ClientOptions(LocalOptions):
                 f"{asking} trains nothing locally: leave local_epochs and local_steps out, "
                 f"found local_epochs={self.local_epochs}, local_steps={self.local_steps}"
             )
-
-    @property
-    def needs(self) -> Needs:
-        """What both halves of the method ask for."""
-        return self.method.needs
-
-    @cached_property
-    def method(self) -> Method:
-        """The method under the names that the user gave its halves."""
-        server, given, rule = self.algorithm, self.algorithm if self.client is None else self.client, self.client_rule
-        own = server.needs | Needs(full_gradients=self.full_gradients)
-        return Method(type(server).__name__, type(given).__name__, own, own | rule.needs, rule)
-
-    def settings(self) -> dict[str, Any]:
-        """The options that change results, apart from the method, as plain values."""
-        names = ("local_epochs", "local_steps", "client_optimizer_state", "buffers", "seed", "loss_batch_size")
-        return {**plain({name: getattr(self, name) for name in names}), "full_gradients": self.needs.full_gradients}
-
-
-@dataclass(frozen=True)
-class FitOptions(ClientOptions):
-    """What shapes a fit; see :class:`fl_lightning.FederatedStrategy`, whose arguments these are."""
-
-    clients_per_round: int | float
-    server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None
-    sampler: CohortSampler
-    fairness_metric: str | None
-    fairness_mode: Mode | Mapping[str, Mode]
-    on_client_error: Literal["raise", "drop"]
-    executor: Executor
-    min_clients: int
-    strict_resume: bool
-    max_failed_rounds: int | None
-    guard: Guard | Sequence[Guard] | None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.server_optimizer is not None and self.needs.exact_step:
-            raise ValueError(
-                f"server_optimizer must be left out with {type(self.algorithm).__name__}, which goes back to earlier "
-                f"parameters by steps of its own, found {self.server_optimizer!r}: it would take other steps"
-            )
-        _check_names(self.sampler, self.attack, *self.guards)
-        if self.guard is not None and not self.guards:
-            raise ValueError(f"guard of FederatedStrategy must be None or at least one guard, found {self.guard!r}")
-        if self.fairness_metric is None and isinstance(self.fairness_mode, str):
-            check_unused("fairness_mode", self.fairness_mode, "max", "without fairness_metric, or map metrics to modes")
-        if isinstance(self.clients_per_round, int):
-            self.check_rounds(self.clients_per_round)
-        elif self.clients_per_round > 1:
-            raise ValueError(f"clients_per_round must be {_COHORT}, found {self.clients_per_round}")
-        self._check_privacy()
 
     def _check_privacy(self) -> None:
         """Raises an error where differential privacy would not hold what it promises, or could not say it."""
@@ -159,6 +125,24 @@ class FitOptions(ClientOptions):
             )
 
     @property
+    def needs(self) -> Needs:
+        """What both halves of the method ask for."""
+        return self.method.needs
+
+    @cached_property
+    def method(self) -> Method:
+        """The method under the names that the user gave its halves."""
+        server, given, rule = self.algorithm, self.algorithm if self.client is None else self.client, self.client_rule
+        own = server.needs | Needs(full_gradients=self.full_gradients)
+        return Method(type(server).__name__, type(given).__name__, own, own | rule.needs, rule)
+
+    @property
+    def called(self) -> str:
+        """The method in a user's words."""
+        half = "" if self.client is None else f" with client={type(self.client).__name__}"
+        return type(self.algorithm).__name__ + half
+
+    @property
     def guards(self) -> tuple[Guard, ...]:
         """The guards, in the order in which they see the updates."""
         if self.guard is None:
@@ -180,15 +164,36 @@ class FitOptions(ClientOptions):
             )
         check_guards(self.guards, most, f"the {most} clients {who}")
 
+    def client_settings(self) -> dict[str, Any]:
+        """The options of local training that change results, apart from the method, as plain values."""
+        names = ("local_epochs", "local_steps", "client_optimizer_state", "buffers", "seed", "loss_batch_size")
+        return {**plain({name: getattr(self, name) for name in names}), "full_gradients": self.needs.full_gradients}
+
     def settings(self) -> dict[str, Any]:
         """Those of the clients, and what decides who takes part."""
         own = {"sampler": self.sampler, "attack": self.attack, "min_clients": self.min_clients, "guard": self.guards}
-        return {**super().settings(), **plain(own)}
+        return {**self.client_settings(), **plain(own)}
 
+    def apart(self) -> FitOptions:
+        """Those of one side of a real federation: rules, guards and sampler are copies, which begin anew.
 
-def called(algorithm: ServerRule, client: ClientRule | ServerRule | None) -> str:
-    """The method in a user's words."""
-    return type(algorithm).__name__ + (f" with client={type(client).__name__}" if client is not None else "")
+        Raises:
+            ValueError: the client rule does not say where its state lives, or ``partition`` is given.
+        """
+        words = obstacle(self.client_rule)
+        if words is not None:
+            raise ValueError(f"server and clients of a real federation cannot work apart: {words}")
+        if self.partition is not None:
+            raise ValueError(
+                "partition of FederatedStrategy must be left out in a real federation, whose clients have their data: "
+                f"give a client its own, or a FederatedDataModule with those of all, found {self.partition!r}"
+            )
+        shared = (self.executor, self.server_optimizer)
+        copied = deepcopy(self, {id(part): part for part in shared})
+        object.__setattr__(copied, "on_client_error", "drop")
+        kept.reset(copied.algorithm)
+        kept.reset(copied.client_rule)
+        return copied
 
 
 def _check_names(*parts: object) -> None:

@@ -25,7 +25,7 @@ from fl_lightning.core.tensors import padded
 from fl_lightning.data.cohort_samplers import Selection
 from fl_lightning.fit.global_step import GlobalStep, RefusedStepError
 from fl_lightning.fit.guarding import Guards
-from fl_lightning.fit.options import FitOptions, called
+from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.uploads import Cohorts, Failures, Round, UsableUploads, usable
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.metrics.functional import conflict_counts
@@ -47,6 +47,8 @@ class Server:
         self._binding, self._buffers, self._rows, self._num_clients = binding, buffers, rows, num_clients
         for each in options.guards:
             each.check(num_clients)
+        if options.attack is not None:
+            options.attack.check(num_clients)
         options.check_rounds(len(rows), sizes)
         self.guards, self.failures = Guards(options.guards), Failures(options, num_clients)
         self._step = GlobalStep(binding, options.server_optimizer)
@@ -58,7 +60,7 @@ class Server:
         name = "none" if self.optimizer is None else type(self.optimizer).__name__
         settings = {"clients_per_round": len(self._rows), **self._options.settings()}
         return FitDescription.of(
-            self._algorithm, self._rule, self._binding.layout, called=called(self._algorithm, self._options.client),
+            self._algorithm, self._rule, self._binding.layout, called=self._options.called,
             clients=self._num_clients, server_optimizer=name, settings=settings, **entries,
         )  # fmt: skip
 

@@ -14,7 +14,7 @@ from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.attacks import Attack
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import Guard
-from fl_lightning.arguments import ANY, Example, checked
+from fl_lightning.arguments import ANY, Bounds, Example, checked
 from fl_lightning.clients.base import Executor, Sequential
 from fl_lightning.clients.client_optimizers import load_scheduled_states
 from fl_lightning.data.client_loaders import ClientLoaders
@@ -25,7 +25,7 @@ from fl_lightning.fit.evaluation.evaluator import EvaluationReport, Evaluator
 from fl_lightning.fit.fit_lifecycle import FitLifecycle
 from fl_lightning.fit.loaders import PredictionLoader
 from fl_lightning.fit.on_ranks import check_same_data
-from fl_lightning.fit.options import CHECKS, FitOptions
+from fl_lightning.fit.options import COHORT, FitOptions
 from fl_lightning.fit.readable import ReadableStrategy, remembered
 from fl_lightning.fit.state_callback import FederatedState
 from fl_lightning.lightning.checkpoint_io import check_resumable, keep_names_in_one_folder
@@ -42,6 +42,10 @@ class FederatedStrategy(ReadableStrategy):
     ``max_epochs`` counts rounds. ``limit_*_batches`` count per client. ``max_steps`` and ``global_step`` count a round
     as the mean number of optimizer steps of a client's visit (:attr:`FitDescription.steps_per_round`), and training
     stops at the end of the round.
+
+    A real federation is made of the same object: :class:`fl_lightning.FederatedServer` and
+    :class:`fl_lightning.FederatedClient` take it. There ``executor`` and ``timeout`` have no effect, ``partition`` is
+    refused, and ``on_client_error`` counts as ``"drop"``.
 
     Args:
         algorithm: the method; default :class:`fl_lightning.algorithms.FedAvg`. It brings its server half and, if it
@@ -104,9 +108,18 @@ class FederatedStrategy(ReadableStrategy):
 
     @remembered
     @checked(
-        **CHECKS,
+        algorithm=Example("fl.algorithms.FedLF()"),
+        clients_per_round=Bounds(above=0, said=COHORT),
+        local_epochs=Bounds(1, said="a positive integer (for less than a pass: local_steps or limit_train_batches)"),
+        local_steps=Bounds(1),
+        server_optimizer=Example("functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)"),
+        sampler=Example("fl.data.UniformSampler()"),
+        guard=Example("fl.guards.MultiKrum(dishonest=0.1)"),
         attack=Example("fl.attacks.ZeroUpdates(clients=(3, 7))"),
         executor=Example("fl.executors.Sequential()"),
+        loss_batch_size=Bounds(1),
+        min_clients=Bounds(1),
+        max_failed_rounds=Bounds(1),
         partition=ANY,
     )
     def __init__(
@@ -137,7 +150,7 @@ class FederatedStrategy(ReadableStrategy):
         timeout: timedelta = timedelta(minutes=30),
     ) -> None:
         super().__init__(timeout)
-        options = FitOptions(
+        options = self.options = FitOptions(
             algorithm=FedAvg() if algorithm is None else algorithm, client=client,
             clients_per_round=clients_per_round, local_epochs=local_epochs, local_steps=local_steps,
             full_gradients=full_gradients, server_optimizer=server_optimizer,
@@ -145,10 +158,9 @@ class FederatedStrategy(ReadableStrategy):
             buffers=buffers, fairness_metric=fairness_metric, fairness_mode=fairness_mode,
             on_client_error=on_client_error, guard=guard, attack=attack, seed=seed,
             executor=Sequential() if executor is None else executor, loss_batch_size=loss_batch_size,
-            min_clients=min_clients, max_failed_rounds=max_failed_rounds,
-            strict_resume=strict_resume,
+            min_clients=min_clients, max_failed_rounds=max_failed_rounds, strict_resume=strict_resume,
+            log_client_names=log_client_names, partition=partition,
         )  # fmt: skip
-        self._options = options
         self.algorithm, self.client_rule = options.algorithm, options.client_rule
         self._fits = FitLifecycle(options)
         report = EvaluationReport(fairness_metric, fairness_mode, log_client_names)

@@ -189,7 +189,7 @@ def test_numbers_of_other_libraries_become_pythons(number):
     """So that checkpoints, which hold plain numbers only, can hold them."""
     sizes = CALLEES["data.IID"].call(number), CALLEES["FederatedStrategy"].call(local_epochs=number, seed=number)
     assert type(sizes[0].num_clients) is int
-    options = sizes[1]._options
+    options = sizes[1].options
     assert (type(options.local_epochs), type(options.seed)) == (int, int)
     mu = CALLEES["algorithms.FedProx"].call(mu=torch.tensor(0.5).numpy()[()]).mu
     assert (type(mu), mu) == (float, 0.5)

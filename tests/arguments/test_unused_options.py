@@ -4,7 +4,6 @@
 from functools import partial
 
 import pytest
-import torch
 from surface import compared_module, dataset
 
 import fl_lightning as fl
@@ -12,8 +11,6 @@ from fl_lightning import algorithms, attacks
 from fl_lightning.lightning.names import Trainer
 
 strategy = fl.FederatedStrategy
-client = partial(fl.FederatedClient, fl.ClientModule(torch.nn.Linear(2, 3)), dataset(), 0, 3)
-server = partial(fl.FederatedServer, fl.ClientModule(torch.nn.Linear(2, 3)), 3)
 data = partial(fl.FederatedDataModule, dataset(), fl.data.IID(2))
 compare = partial(
     fl.compare, lambda lr=0.1: compared_module(), data(val=dataset()), {"FedAvg": fl.algorithms.FedAvg()},
@@ -21,7 +18,7 @@ compare = partial(
 )  # fmt: skip
 
 UNUSED = [
-    *((make, "local_epochs", 5, {"local_steps": 1}) for make in (strategy, server, client)),
+    (strategy, "local_epochs", 5, {"local_steps": 1}),
     (strategy, "client_optimizer_state", "keep", {"full_gradients": True}),
     (strategy, "fairness_mode", "min", {}),
     (data, "holdout_stage", "test", {}),

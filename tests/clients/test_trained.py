@@ -93,12 +93,18 @@ def test_methods_train_what_an_optimizer_holds(name):
 def test_servers_and_clients_apart_train_the_same(method):
     data, module = federated_blobs(3, train=60), fresh(Partly, frozen=False)
     expected = fit(module, 2, data=data, algorithm=method(), seed=5)[1].last_evaluation
-    server = fl.FederatedServer(fresh(Partly, frozen=False), 3, method(), seed=5)
+    strategy = fl.FederatedStrategy(method(), seed=5)
+    server = fl.FederatedServer(fresh(Partly, frozen=False), strategy, 3)
     clients = {
-        place: fl.FederatedClient(fresh(Partly, 3, frozen=False), federated_blobs(3, train=60), place,
-                                  algorithm=method(), seed=5, trainer={"accelerator": "cpu"})
+        place: fl.FederatedClient(
+            fresh(Partly, 3, frozen=False),
+            federated_blobs(3, train=60),
+            strategy,
+            place,
+            trainer={"accelerator": "cpu"},
+        )
         for place in range(3)
-    }  # fmt: skip
+    }
     assert "frozen parameters: other values" in server.refusal(clients[0].introduction())
     for client in clients.values():
         client._module.net[0].load_state_dict(server.module.net[0].state_dict())  # pretrained
@@ -180,11 +186,12 @@ def test_optimizers_that_hold_other_things_are_refused(methods, words):
 
 def test_a_server_asks_without_a_trainer_and_says_if_that_does_not_do():
     module = Asks(frozen=False)
-    server = fl.FederatedServer(module, 3)
+    strategy = fl.FederatedStrategy()
+    server = fl.FederatedServer(module, strategy, 3)
     assert server.fit_description.layout["parameters"][0] == "net.2.weight [8, 9]"
     assert module._trainer is None
     with pytest.raises(ValueError, match=r"configure_optimizers of Asks says .* no data .*, found AttributeError: 'No"):
-        fl.FederatedServer(changed(held=lambda module: module.trainer.datamodule.held), 3)
+        fl.FederatedServer(changed(held=lambda module: module.trainer.datamodule.held), strategy, 3)
 
 
 def test_the_fit_counts_what_requires_gradients_and_is_not_trained(caplog):

@@ -26,7 +26,7 @@ class Watched(Classifier):
     def on_train_epoch_start(self) -> None:
         folder = Path(os.environ[DIARY])
         strategy = self.trainer.strategy
-        method, seed = type(strategy.algorithm).__name__, strategy._options.seed
+        method, seed = type(strategy.algorithm).__name__, strategy.options.seed
         clients = self.trainer.train_dataloader.loaders
         name = f"{method}x{len(clients)} {self.hparams.lr:g} {seed} {self.trainer.current_epoch}"
         if name in _lines(folder / "wait"):

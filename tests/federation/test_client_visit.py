@@ -70,7 +70,7 @@ class Partly(Classifier):
 def test_a_module_that_trains_a_part_is_evaluated_with_that_part():
     server = made_server(FedAvg)
     assert server.evaluation_message(1).params.numel() > 36
-    server = fl.FederatedServer(fresh(Partly, 7), 4, seed=5)
+    server = fl.FederatedServer(fresh(Partly, 7), fl.FederatedStrategy(seed=5), 4)
     told = server.evaluation_message(1)
     assert told.params.numel() == 36
     found = one_client(Evaluated(), module=fresh(Partly, 7)).evaluate(told)

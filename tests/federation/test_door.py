@@ -27,17 +27,14 @@ WILD = 1
 """The client that sends whatever it likes."""
 
 
-def made_server(method, **options):
-    return fl.FederatedServer(
-        fresh(norm=True), 4, method(), **{"clients_per_round": 4, "seed": 5, "rounds": 3, "min_clients": 1, **options}
-    )
+def made_server(method):
+    return fl.FederatedServer(fresh(norm=True), fl.FederatedStrategy(method(), seed=5), 4, rounds=3)
 
 
 def made_client(method, client):
-    return fl.FederatedClient(
-        fresh(seed=50 + client, norm=True), own_loader(client, federated_blobs(4)), client, 4, method(), seed=5,
-        trainer={"accelerator": "cpu"},
-    )  # fmt: skip
+    module, data = fresh(seed=50 + client, norm=True), own_loader(client, federated_blobs(4))
+    strategy = fl.FederatedStrategy(method(), seed=5)
+    return fl.FederatedClient(module, data, strategy, client, 4, trainer={"accelerator": "cpu"})
 
 
 class Recorded:
@@ -288,9 +285,8 @@ class Steps(Classifier):
 
 
 def test_a_server_that_names_any_round_costs_no_time():
-    client = fl.FederatedClient(
-        fresh(Steps), own_loader(1, federated_blobs(4)), 1, 4, seed=5, trainer={"accelerator": "cpu"}
-    )
+    own, strategy = own_loader(1, federated_blobs(4)), fl.FederatedStrategy(seed=5)
+    client = fl.FederatedClient(fresh(Steps), own, strategy, 1, 4, trainer={"accelerator": "cpu"})
     layout = fl.ParamLayout.from_module(fresh(Steps))
     first = fl.ServerMessage(10**6, layout.flatten(layout.parameters(fresh(Steps))), steps_per_round=10**6)
     with pytest.raises(ValueError, match=r"at most 10,000,000 steps, found 1,000,000,000,000"):

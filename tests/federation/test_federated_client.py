@@ -16,7 +16,6 @@ import fl_lightning as fl
 from fl_lightning.algorithms import (
     MOON,
     SCAFFOLD,
-    ClientRule,
     DifferentialPrivacy,
     Ditto,
     FedAvg,
@@ -26,7 +25,6 @@ from fl_lightning.algorithms import (
     FedMDFG,
     FedPer,
 )
-from fl_lightning.core.storage import kept
 
 
 def compare(method, module=Classifier, options=None, rounds=3, trainer=None, on_client_error="raise", **shared):
@@ -148,12 +146,16 @@ def test_personal_models_are_those_of_the_fit(tmp_path, method):
 # ---- one client
 
 
-def one_client(data=None, module=None, **options):
+CPU = {"accelerator": "cpu"}
+
+
+def one_client(data=None, module=None, trainer=CPU, folder=None, num_clients=None, **options):
     """Client 1 of 4."""
     own = own_loader(1, federated_blobs(4)) if data is None else data
-    registered = {} if isinstance(own, fl.FederatedDataModule) else {"num_clients": 4}
-    module = fresh() if module is None else module
-    return fl.FederatedClient(module, own, 1, **{"seed": 5, "trainer": {"accelerator": "cpu"}, **registered, **options})
+    if num_clients is None and not isinstance(own, fl.FederatedDataModule):
+        num_clients = 4
+    module, strategy = fresh() if module is None else module, fl.FederatedStrategy(**{"seed": 5, **options})
+    return fl.FederatedClient(module, own, strategy, 1, num_clients, trainer, folder)
 
 
 def message(when=0, **fields):
@@ -267,14 +269,6 @@ def test_a_failed_visit_leaves_nothing_behind(tmp_path):
     assert torch.equal(client.train(message(2, counted=0)).update, again.train(message(2, counted=0)).update)
 
 
-def test_a_server_in_the_same_process_keeps_its_state():
-    server = SCAFFOLD()
-    kept.take(server.client_rule(), {"c": torch.ones(140)})
-    client = one_client(algorithm=server)
-    client.train(message(0))
-    assert torch.equal(kept.state(server.client_rule(), "all")["c"], torch.ones(140))
-
-
 def test_the_fit_says_nothing(caplog, capsys):
     client = one_client()
     with caplog.at_level("INFO"):
@@ -282,11 +276,6 @@ def test_the_fit_says_nothing(caplog, capsys):
         client.train(message(0))
     assert caplog.records == []
     assert capsys.readouterr().out == ""
-
-
-class Counting(ClientRule):
-    def commit(self, cohort):
-        pass
 
 
 class Plateau(Classifier):
@@ -298,7 +287,6 @@ class Plateau(Classifier):
 
 NORMED = fl.ServerMessage(0, torch.zeros(156), buffers={"net.1.running_mean": torch.zeros(8)})
 REFUSED = {
-    "rule": ({"client": Counting()}, None, "a client cannot train apart from its server: Counting has a commit"),
     "epochs": ({"trainer": {"max_epochs": 3}}, None, "trainer must leave max_epochs to the visit, found max_epochs=3"),
     "devices": ({"trainer": {"accelerator": "cpu", "devices": "2"}}, None, "found num_devices=2 and num_nodes=1"),
     "nodes": ({"trainer": {"accelerator": "cpu", "num_nodes": 2}}, None, "found num_devices=1 and num_nodes=2"),
@@ -309,7 +297,6 @@ REFUSED = {
         None,
         "num_clients must be left out where data has all",
     ),
-    "seed": ({"seed": "x"}, None, "seed of FederatedClient must be an integer"),
     "params": (
         {},
         fl.ServerMessage(0, torch.zeros(3)),
@@ -333,7 +320,6 @@ REFUSED = {
         "broadcast and client_state must be those of ControlVariates: a tensor is needed, found str",
     ),
     "kept": ({"algorithm": MOON()}, message(4, counted=2), "the memory of another process is gone, what client 1 kept"),
-    "strategy": ({"full_gradients": True, "local_epochs": 2}, None, "full_gradients=True trains nothing locally"),
 }
 
 

@@ -15,21 +15,19 @@ from watching import Records
 import fl_lightning as fl
 from fl_lightning.algorithms import SCAFFOLD, Ditto, FedAvg, FedLF, FedMDFG
 
+CPU = {"accelerator": "cpu"}
 
-def made_clients(method, options, folder=None, **shared):
+
+def made_clients(method, options=None, folder=None, data=Own, trainer=CPU):
+    strategy, options = fl.FederatedStrategy(method(), seed=5), options or {}
     return [
-        fl.FederatedClient(
-            fresh(seed=50 + k, **options), Own(k), k, 4, method(), seed=5, folder=folder,
-            trainer={"accelerator": "cpu"}, **shared,
-        )
-        for k in range(4)
-    ]  # fmt: skip
+        fl.FederatedClient(fresh(seed=50 + k, **options), data(k), strategy, k, 4, trainer, folder) for k in range(4)
+    ]
 
 
-def made_server(method, options=None, rounds=3, **shared):
-    return fl.FederatedServer(
-        fresh(**(options or {})), 4, method(), **{"clients_per_round": 3, "seed": 5, "rounds": rounds, **shared}
-    )
+def made_server(method, options=None, rounds=3, precision="32-true", **shared):
+    strategy = fl.FederatedStrategy(method(), **{"clients_per_round": 3, "seed": 5, **shared})
+    return fl.FederatedServer(fresh(**(options or {})), strategy, 4, precision, rounds=rounds)
 
 
 def one_round(server, clients, lost=()):
@@ -69,7 +67,7 @@ def test_guards_see_the_answers():
     guards = [fl.guards.AdaptiveNormClipping(rate=1.0), fl.guards.CosineTrust(client=0)]
     options = {"clients_per_round": 4, "guard": guards}
     inside = fit(fresh(), 3, data=federated_blobs(4), algorithm=FedLF(), **options)
-    server, clients = made_server(FedLF, **options), made_clients(FedLF, {})
+    server, clients = made_server(FedLF, **options), made_clients(FedLF)
     one_round(server, clients)
     state = reload(server.state_dict())
     assert state["guards"]["AdaptiveNormClipping 0"]
@@ -88,15 +86,16 @@ def test_guards_see_the_answers():
 def test_data_of_all_and_of_one_are_evaluated_alike():
     server = made_server(FedAvg)
     message = server.evaluation_message(2)
-    own, (one,) = made_clients(FedAvg, {})[2], [
-        fl.FederatedClient(fresh(seed=9), federated_blobs(4), 2, seed=5, trainer={"accelerator": "cpu"})
+    own, (one,) = made_clients(FedAvg)[2], [
+        fl.FederatedClient(fresh(seed=9), federated_blobs(4), fl.FederatedStrategy(seed=5), 2, trainer=CPU)
     ]  # fmt: skip
     found, other = own.evaluate(message), one.evaluate(message)
     assert found.client_ids == other.client_ids == (2,)
     assert all(torch.equal(found.values[name], values) for name, values in other.values.items())
     assert own.introduction().size == one.introduction().size
     assert own.evaluate(message, "test") is None  # it has no such data
-    bare = fl.FederatedClient(fl.ClientModule(torch.nn.Linear(12, 4)), own_loader(2, federated_blobs(4)), 2, 4)
+    bare = fl.ClientModule(torch.nn.Linear(12, 4))
+    bare = fl.FederatedClient(bare, own_loader(2, federated_blobs(4)), fl.FederatedStrategy(), 2, 4)
     assert bare.evaluate(message) is None
 
 
@@ -109,7 +108,7 @@ def test_a_state_goes_on_bit_for_bit(tmp_path):
 
     def begun():
         server = made_server(SCAFFOLD, rounds=4, server_optimizer=torch.optim.Adam, min_clients=3)
-        clients = made_clients(SCAFFOLD, {}, tmp_path)
+        clients = made_clients(SCAFFOLD, folder=tmp_path)
         for client in clients:
             server.register(client.introduction())
         return server, clients
@@ -118,11 +117,18 @@ def test_a_state_goes_on_bit_for_bit(tmp_path):
     state = reload(run(*begun(), range(2)).state_dict())
     server = made_server(SCAFFOLD, rounds=4, server_optimizer=torch.optim.Adam, min_clients=3)
     server.load_state_dict(state)
-    run(server, made_clients(SCAFFOLD, {}, tmp_path), range(2, 4))
+    run(server, made_clients(SCAFFOLD, folder=tmp_path), range(2, 4))
     assert whole.last_round.skipped_rounds == server.last_round.skipped_rounds == 1
     one, two = whole.module_state_dict(), server.module_state_dict()
     assert all(torch.equal(one[name], value) for name, value in two.items())
     assert torch.equal(whole.client_rule.c, server.client_rule.c)
+
+
+def sites(names, method):
+    """A server and the clients of these names, of one strategy."""
+    strategy, several = fl.FederatedStrategy(method(), seed=5), range(len(names))
+    server = fl.FederatedServer(fresh(), strategy, len(names))
+    return server, [fl.FederatedClient(fresh(), of(names), strategy, k, trainer=CPU) for k in several]
 
 
 @pytest.mark.parametrize("others", ["acd", "abcd", "ab", "ca"])
@@ -131,8 +137,7 @@ def test_a_federation_goes_on_with_other_clients_as_a_fit_does(tmp_path, others)
     method = partial(SCAFFOLD, weighting="samples")
 
     def run(names, state=None):
-        server = fl.FederatedServer(fresh(), len(names), method(), seed=5)
-        clients = [fl.FederatedClient(fresh(), of(names), k, algorithm=method(), seed=5) for k in range(len(names))]
+        server, clients = sites(names, method)
         if state is not None:
             server.load_state_dict(state)
         for client in reversed(clients):
@@ -161,13 +166,13 @@ def test_a_federation_goes_on_with_other_clients_as_a_fit_does(tmp_path, others)
 
 @pytest.mark.parametrize("by_name", [True, False])
 def test_a_name_counts_once_and_only_where_it_says_who_a_client_is(by_name):
-    made = [fl.FederatedClient(fresh(), of("abc"), k, algorithm=SCAFFOLD(), seed=5) for k in range(3)]
-    server, (a, b, c) = fl.FederatedServer(fresh(), 3, SCAFFOLD(), seed=5), [each.introduction() for each in made]
+    server, made = sites("abc", SCAFFOLD)
+    a, b, c = (each.introduction() for each in made)
     for introduction in (a, b, c):
         server.register(introduction)
     one_round(server, made)
     held = server.client_rule.c_i
-    other = fl.FederatedServer(fresh(), 3, SCAFFOLD(), seed=5)
+    other, _ = sites("abc", SCAFFOLD)
     other.load_state_dict(reload(server.state_dict()))
     other.register(replace(c, client_id=0), by_name)
     assert torch.equal(other.client_rule.c_i[0], held[2 if by_name else 0])
@@ -178,13 +183,11 @@ def test_a_name_counts_once_and_only_where_it_says_who_a_client_is(by_name):
 
 def test_what_clients_keep_stays_under_their_ids(tmp_path):
     def introductions(names, server):
-        made = [fl.FederatedClient(fresh(), of(names), k, algorithm=Ditto(), seed=5) for k in range(len(names))]
-        return [server.refusal(client.introduction()) for client in made]
+        return [server.refusal(client.introduction()) for client in sites(names, Ditto)[1]]
 
-    server = fl.FederatedServer(fresh(), 3, Ditto(), seed=5)
-    for k in range(3):
-        server.register(fl.FederatedClient(fresh(), of("abc"), k, algorithm=Ditto(), seed=5).introduction())
-    other = fl.FederatedServer(fresh(), 3, Ditto(), seed=5)
+    (server, clients), (other, _) = sites("abc", Ditto), sites("abc", Ditto)
+    for client in clients:
+        server.register(client.introduction())
     other.load_state_dict(reload(server.state_dict()))
     words = r"client 1 or the name 'c' is another one in the checkpoint, .* let each have its id of before"
     first, second, third = introductions("acd", other)
@@ -198,12 +201,7 @@ def test_what_clients_keep_stays_under_their_ids(tmp_path):
 def test_the_server_computes_in_the_clients_numbers(precision):
     inside = fit(fresh(), 2, data=federated_blobs(4), algorithm=FedLF(), precision=precision)
     server = made_server(FedLF, rounds=2, precision=precision)
-    clients = [
-        fl.FederatedClient(
-            fresh(seed=k), Own(k), k, 4, FedLF(), seed=5, trainer={"accelerator": "cpu", "precision": precision}
-        )
-        for k in range(4)
-    ]
+    clients = made_clients(FedLF, {}, trainer={**CPU, "precision": precision})
     for _ in range(2):
         one_round(server, clients)
     server.finish()
@@ -211,16 +209,17 @@ def test_the_server_computes_in_the_clients_numbers(precision):
 
 
 def test_adapters_of_another_rank_are_refused_with_a_sentence():
-    server = fl.FederatedServer(Adapted(2), 4)
+    strategy = fl.FederatedStrategy()
+    server = fl.FederatedServer(Adapted(2), strategy, 4)
     for rank, refused in ((2, False), (3, True)):
-        found = fl.FederatedClient(Adapted(rank), Own(1), 1, 4).introduction()
+        found = fl.FederatedClient(Adapted(rank), Own(1), strategy, 1, 4).introduction()
         words = server.refusal(found) or ""
         assert ("net.0.lora_A.default.weight [2, 12] became" in words) == refused
         assert ("adapters: the mean of factors needs one rank and the same adapted layers" in words) == refused
 
 
 def test_other_kernels_are_told_once(recwarn):
-    server, clients = made_server(FedAvg), made_clients(FedAvg, {})
+    server, clients = made_server(FedAvg), made_clients(FedAvg)
     own = server.fit_description.versions["kernels"]
     for client in clients:
         found = client.introduction()
@@ -232,7 +231,7 @@ def test_other_kernels_are_told_once(recwarn):
 
 
 def test_answers_that_nobody_asked_for_are_refused():
-    server, clients = made_server(FedAvg), made_clients(FedAvg, {})
+    server, clients = made_server(FedAvg), made_clients(FedAvg)
     with pytest.raises(ValueError, match="close_round needs a round that open_round has opened, found none"):
         server.close_round({})
     cohort = server.open_round()
@@ -251,6 +250,51 @@ class Stateful(fl.algorithms.ClientRule):
         pass
 
 
-def test_rules_that_do_not_say_where_their_state_lives_are_refused():
-    with pytest.raises(ValueError, match="a server cannot work apart from its clients: Stateful has a commit"):
-        fl.FederatedServer(Classifier(), 3, client=Stateful())
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"client": Stateful()}, "server and clients .* cannot work apart: Stateful has a commit"),
+        (
+            {"partition": fl.data.IID(3)},
+            r"partition of FederatedStrategy must be left out .*, found IID\(num_clients=3",
+        ),
+    ],
+)
+def test_strategies_that_cannot_be_meant_are_refused(options, words):
+    strategy = fl.FederatedStrategy(**options)
+    with pytest.raises(ValueError, match=words):
+        fl.FederatedServer(Classifier(), strategy, 3)
+    with pytest.raises(ValueError, match=words):
+        fl.FederatedClient(Classifier(), Own(1), strategy, 1, 3)
+
+
+METHODS = {
+    "state": {"algorithm": partial(SCAFFOLD, weighting="samples")},
+    "personal models": {"algorithm": Ditto},
+    "history": {"algorithm": FedLF, "client_optimizer_state": "keep"},
+    "a pair with a guard": {"algorithm": FedLF, "client": SCAFFOLD, "guard": fl.guards.AdaptiveNormClipping},
+    "collusion": {"algorithm": FedAvg, "attack": partial(fl.attacks.ALIE, (0, 2))},
+    "wrong labels": {"algorithm": FedAvg, "attack": partial(fl.attacks.LabelFlip, (1,), num_classes=4)},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_one_strategy_serves_a_trainer_a_server_and_clients(name):
+    """A fit lies before every round of the federation, and nobody notices the others."""
+    options = {key: value() if callable(value) else value for key, value in METHODS[name].items()}
+    strategy = fl.FederatedStrategy(**options)
+    data = federated_blobs(4)
+
+    def fitted():
+        module = fresh(momentum=0.5)
+        training_only(strategy, 3).fit(module, data)
+        return weights(module)
+
+    expected = fitted()
+    server = fl.FederatedServer(fresh(momentum=0.5), strategy, 4, rounds=3)
+    clients = [fl.FederatedClient(fresh(seed=k, momentum=0.5), data, strategy, k, trainer=CPU) for k in range(4)]
+    for _ in range(3):
+        assert torch.equal(fitted(), expected)
+        one_round(server, clients)
+    server.finish()
+    assert torch.equal(weights(server.module), expected)

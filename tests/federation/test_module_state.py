@@ -50,13 +50,16 @@ def inside(make, rounds=3, **options):
     return module
 
 
+def one_client(module, data, client, strategy=None):
+    strategy = strategy or fl.FederatedStrategy()
+    return fl.FederatedClient(module, data, strategy, client, 3, trainer={"accelerator": "cpu"})
+
+
 def made(make, rounds=3, **options):
     """A server and its clients."""
-    server = fl.FederatedServer(make(), 3, rounds=rounds, **options)
-    seed = options.get("seed", 0)
-    clients = [
-        fl.FederatedClient(make(), Samples(k), k, 3, seed=seed, trainer={"accelerator": "cpu"}) for k in range(3)
-    ]  # fmt: skip
+    strategy = fl.FederatedStrategy(**options)
+    server = fl.FederatedServer(make(), strategy, 3, rounds=rounds)
+    clients = [one_client(make(), Samples(k), k, strategy) for k in range(3)]
     for client in clients:
         server.register(wired(client.introduction()))
     return server, clients
@@ -228,7 +231,7 @@ def test_attributes_lists_and_metrics_are_those_of_a_fit():
 def test_a_client_gets_its_module_back():
     server, clients = made(Gathers)
     own = Gathers("north")
-    clients[2] = fl.FederatedClient(own, Samples(2), 2, 3, trainer={"accelerator": "cpu"})
+    clients[2] = one_client(own, Samples(2), 2)
     for _ in range(2):
         one_round(server, clients)
         assert (own.seen, own.count, own.heat, own.latest, own.site) == ([], 0, 1.0, None, "north")
@@ -247,7 +250,7 @@ def test_the_model_is_evaluated_with_what_rounds_have_left():
 
     server, clients = made(Gathers)
     one_round(server, clients)
-    client = fl.FederatedClient(Gathers(), Held(1), 1, 3, trainer={"accelerator": "cpu"})
+    client = one_client(Gathers(), Held(1), 1)
     assert float(client.evaluate(server.evaluation_message(1)).values["heat"]) == 6.5
 
 
@@ -275,7 +278,7 @@ class More(Gathers):
 @pytest.mark.filterwarnings("ignore:what training gathers in More goes to the server")
 def test_what_the_server_lacks_stays_and_is_named():
     server, clients = made(Gathers)
-    clients[2] = fl.FederatedClient(More(), Samples(2), 2, 3, trainer={"accelerator": "cpu"})
+    clients[2] = one_client(More(), Samples(2), 2)
     with pytest.warns(UserWarning, match="'more' is not among what the server's module has: it stays with them"):
         record = one_round(server, clients)
     assert record.client_ids == (0, 1, 2)
@@ -412,7 +415,7 @@ def test_what_training_gathers_is_named_once_before_it_is_sent():
 @pytest.mark.skipif(find_spec("dp_accounting") is None, reason="needs dp-accounting")
 def test_nothing_of_the_module_is_sent_where_privacy_does_not_cover_it():
     module, private = Gathers(), fl.algorithms.DifferentialPrivacy(1.0, 1.0, "local", seed=0)
-    client = fl.FederatedClient(module, Samples(1), 1, 3, client=private, trainer={"accelerator": "cpu"})
+    client = one_client(module, Samples(1), 1, fl.FederatedStrategy(client=private))
     params = torch.zeros(WIDTH)
     with pytest.warns(UserWarning, match=r"stays at the client.*all of it \(DifferentialPrivacy does not cover it"):
         assert client.train(fl.ServerMessage(0, params)).left == {}
@@ -504,7 +507,7 @@ def test_nothing_that_a_client_says_of_the_module_ends_a_federation():
     with hostile.nothing_unpickled():
         for case in range(hostile.CASES // 4):
             fields = hostile.mutated(dice, {"left": answers[2]["left"]})
-            server = fl.FederatedServer(make(), 3, rounds=3)
+            server = fl.FederatedServer(make(), fl.FederatedStrategy(), 3, rounds=3)
             server.open_round()
             record = server.close_round({**answers, 2: {**answers[2], **fields}})
             ends[2 in record.dropped] += 1

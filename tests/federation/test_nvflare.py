@@ -116,15 +116,15 @@ def federation(monkeypatch, tmp_path):
         data = federated_blobs(4)
         code = ModuleType("task_of_test")
         options = {"clients_per_round": 3, **options}
-        code.server = lambda: fl.FederatedServer(fresh(module), 4, method(), seed=5, **options)
+        code.server = lambda: fl.FederatedServer(fresh(module), fl.FederatedStrategy(method(), seed=5, **options), 4)
         monkeypatch.setitem(sys.modules, "task_of_test", code)
 
         def client(client_id):
             other = (theirs or {}).get(client_id, {})
+            strategy = fl.FederatedStrategy(other.get("method", method)(), seed=other.get("seed", 5))
             return fl.FederatedClient(
-                other.get("module") or fresh(module, 100 + client_id), own_loader(client_id, data), client_id, 4,
-                other.get("method", method)(), seed=other.get("seed", 5), trainer={"accelerator": "cpu"},
-                folder=tmp_path / "kept",
+                other.get("module") or fresh(module, 100 + client_id), own_loader(client_id, data), strategy, client_id,
+                4, {"accelerator": "cpu"}, tmp_path / "kept",
             )  # fmt: skip
 
         controller = Controller("task_of_test:server", sites, rounds, folder=str(tmp_path / folder))

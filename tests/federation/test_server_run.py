@@ -11,9 +11,8 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 from resuming import Rows
 from support import Classifier, federated_blobs, fit, fresh
-from test_federated_server import made_server, one_round
+from test_federated_server import made_clients, made_server, one_round
 
-import fl_lightning as fl
 from fl_lightning.algorithms import AFL, FedAvg, FedLF
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.federation.server_run import ServerRun, ServerTrainer, joined
@@ -63,16 +62,13 @@ class Finalized(Rows):
         self.saves += 1
 
 
-def begun(folder, rounds=ROUNDS, method=FedLF, server=None, **options):
+def begun(folder, rounds=ROUNDS, method=FedLF, loggers=(), callbacks=(), **options):
     """A run, its server and its clients."""
-    server = made_server(method, rounds=rounds, clients_per_round=4, **(server or {}))
-    clients = [
-        fl.FederatedClient(fresh(seed=50 + k), WithTests(k), k, 4, method(), seed=5, trainer={"accelerator": "cpu"})
-        for k in range(4)
-    ]
+    server = made_server(method, rounds=rounds, clients_per_round=4, **options)
+    clients = made_clients(method, data=WithTests)
     for client in clients:
         server.register(client.introduction())
-    return ServerRun(server, rounds, folder, **options), server, clients
+    return ServerRun(server, rounds, folder, loggers, callbacks), server, clients
 
 
 def evaluated(run, server, clients, stage):
@@ -199,7 +195,7 @@ def test_a_checkpoint_is_one_of_lightning(tmp_path):
 @pytest.mark.filterwarnings("ignore:client . is left out", "ignore:round 1 had 2")
 def test_a_round_is_told_in_a_line(tmp_path, caplog):
     shown = {"fairness_metric": "val_acc", "fairness_mode": {"val_loss": "max"}}  # so that the loss has an angle, too
-    run, server, clients = begun(tmp_path, method=FedAvg, server={"min_clients": 3}, **shown)
+    run, server, clients = begun(tmp_path, method=FedAvg, min_clients=3, **shown)
     with caplog.at_level(logging.INFO):
         run.closed(one_round(server, clients, lost=[1]))
         numbers = evaluated(run, server, clients, "val").summary("val_acc")

@@ -117,10 +117,10 @@ def test_fit_does_what_the_file_says(config):
     strategy, (expected, expected_strategy) = run.trainer.strategy, by_hand()
     assert type(strategy.algorithm) is fl.algorithms.FedLF
     assert type(strategy.client_rule) is type(expected_strategy.client_rule)
-    assert type(strategy._options.sampler) is fl.data.SizeWeightedSampler
+    assert type(strategy.options.sampler) is fl.data.SizeWeightedSampler
     objects = {"algorithm", "client", "client_rule", "server_optimizer", "sampler", "executor", "method"}
     chosen, wanted = (
-        {k: v for k, v in vars(s._options).items() if k not in objects} for s in (strategy, expected_strategy)
+        {k: v for k, v in vars(s.options).items() if k not in objects} for s in (strategy, expected_strategy)
     )
     assert chosen == wanted
     assert strategy.last_round.client_ids == expected_strategy.last_round.client_ids

@@ -238,7 +238,7 @@ TAKEN = [
     (lambda: fl.FederatedStrategy(taking(FedAvg, "report")), "report"),
     (lambda: fl.FederatedStrategy(client=taking(ClientRule, "x", refusal=3)), "refusal"),
     (lambda: fl.FederatedStrategy(client=taking(ClientRule, "scalars")), "scalars"),
-    (lambda: fl.FederatedServer(fresh(), 2, guard=taking(fl.guards.CoordinateMedian, "needed")), "needed"),
+    (lambda: fl.FederatedStrategy(guard=taking(fl.guards.CoordinateMedian, "needed")), "needed"),
     (lambda: fl.FederatedStrategy(sampler=taking(fl.data.UniformSampler, "select")), "select"),
     (lambda: fl.FederatedStrategy(attack=taking(fl.attacks.Attack, "report")), "report"),
 ]

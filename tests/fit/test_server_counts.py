@@ -11,7 +11,6 @@ from support import fresh, reload
 import fl_lightning as fl
 from fl_lightning.algorithms import AFL, FA, ClientRule, FairFed, FairReg, FedAvg, FedFa, FedMGDAPlus, QFedAvg
 from fl_lightning.core.seeding import derive_seed
-from fl_lightning.core.storage import kept
 from fl_lightning.data import AllClients, Selection, UniformSampler
 
 pytestmark = pytest.mark.filterwarnings(
@@ -40,7 +39,8 @@ class Fading(AllClients):
 
 def made(method=Looks, module=None, **options):
     module = fresh(norm=True) if module is None else module
-    return fl.FederatedServer(module, 4, method(), **{"sampler": AllClients(), "rounds": 9, "seed": 5, **options})
+    strategy = fl.FederatedStrategy(method(), **{"sampler": AllClients(), "seed": 5, **options})
+    return fl.FederatedServer(module, strategy, 4, rounds=9)
 
 
 def introduced(server, steps=(4, 0, 7, 7), sizes=(10, 20, 30, 40)):
@@ -316,15 +316,6 @@ def test_clients_that_come_back_do_not_change_how_long_a_round_is():
     again.load_state_dict(reload(server.state_dict()))
     introduced(again, steps=(9, 9, 9, 9)).open_round()
     assert again.message(0).steps_per_round == 6
-
-
-def test_a_method_begins_anew():
-    rule = AFL()
-    other = introduced(made(lambda: rule))
-    other.close_round(answered(other))
-    assert kept.state(rule) != kept.state(AFL())
-    made(lambda: rule)
-    assert kept.state(rule) == kept.state(AFL())
 
 
 def test_other_versions_of_a_state_are_refused():

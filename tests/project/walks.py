@@ -144,9 +144,10 @@ class Own(Blobs):
 
 def federation(walk: Walk, of_client: bool) -> None:
     """A round of a real federation, whose last client or whose server is counted."""
-    server = fl.FederatedServer(fresh(), CLIENTS, fl.algorithms.FedLF(), clients_per_round=CLIENTS, rounds=2)
+    strategy = fl.FederatedStrategy(fl.algorithms.FedLF(), clients_per_round=CLIENTS)
+    server = fl.FederatedServer(fresh(), strategy, CLIENTS, rounds=2)
     clients = [
-        fl.FederatedClient(fresh(), Own(k), k, CLIENTS, fl.algorithms.FedLF(), trainer={"accelerator": "cpu"})
+        fl.FederatedClient(fresh(), Own(k), strategy, k, CLIENTS, trainer={"accelerator": "cpu"})
         for k in range(CLIENTS)
     ]
     for client in clients:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
-from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.arguments import ANY, FILLED, checked
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.federation.door import said
@@ -32,6 +30,7 @@ from fl_lightning.federation.flower.messages import (
     unpacked,
 )
 from fl_lightning.federation.messages import ServerMessage
+from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning.names import LightningModule, rank_zero_info
 from fl_lightning.report.number_formats import plural
 
@@ -39,15 +38,13 @@ ID_KEYS = ("client-id", "partition-id")
 """Entries of a node's configuration that say which client it is; the second one is that of Flower's simulation."""
 
 
-@checked(model=ANY, data=ANY, algorithm=ANY, client=ANY, trainer=FILLED)
+@checked(model=ANY, data=ANY, trainer=FILLED)
 def lightning_client_app(
     model: Callable[..., LightningModule],
     data: Callable[..., Any],
-    algorithm: ServerRule | Callable[[], ServerRule] | None = None,
-    client: ClientRule | ServerRule | Callable[[], ClientRule | ServerRule] | None = None,
+    strategy: FederatedStrategy,
     trainer: Mapping[str, Any] | None = None,
     state_dir: str | Path = "~/.fl_lightning/flower",
-    **options: Any,
 ) -> ClientApp:
     """Makes a Flower ClientApp that trains and evaluates an unchanged LightningModule for :class:`FairStrategy`.
 
@@ -59,31 +56,22 @@ def lightning_client_app(
             ``Context`` if it takes one.
         data: likewise makes the client's own LightningDataModule, DataLoader or dataset, or a
             :class:`fl_lightning.FederatedDataModule` with the data of all, of which the node takes its client's.
-        algorithm: the method: an object, its class, or a function that makes it. It must be what the server runs; only
-            the client half runs here.
-        client: the client half of another method, as in the strategy.
+        strategy: what the server has (:class:`FairStrategy`).
         trainer: further arguments of the Trainer, such as ``accelerator`` and ``precision``.
         state_dir: where personal models, last local models and kept optimizers lie, in a folder per federation. It must
             outlive the node's processes: Flower starts one for every message.
-        **options: ``local_epochs``, ``local_steps``, ``full_gradients``, ``client_optimizer_state``, ``buffers``,
-            ``seed`` and ``loss_batch_size`` as in :class:`fl_lightning.FederatedClient`, with the server's values.
 
     Raises:
-        TypeError: an argument has the wrong type or is unknown.
+        TypeError: an argument has the wrong type.
     """
-    known = inspect.signature(FederatedClient).parameters
-    unknown = [name for name in options if name not in known or name in ("folder", "num_clients", "client_id")]
-    if unknown:
-        raise TypeError(f"lightning_client_app takes the options of FederatedClient, found {', '.join(unknown)}")
 
     def made(context: Context, origin: Origin) -> FederatedClient:
         client_id = client_id_of(context)
         held = _called(data, context)
         shared = hasattr(held, "num_clients") and hasattr(held, "client_sizes")
         return FederatedClient(
-            _called(model, context), held, client_id, None if shared else origin.num_clients,
-            _rule(algorithm), client=_rule(client), trainer=trainer,
-            folder=Path(state_dir).expanduser() / origin.federation, **options,
+            _called(model, context), held, strategy, client_id, None if shared else origin.num_clients, trainer,
+            Path(state_dir).expanduser() / origin.federation,
         )  # fmt: skip
 
     app = ClientApp()
@@ -153,10 +141,6 @@ def client_id_of(context: Context) -> int:
 def _called(maker: Callable[..., Any], context: Context) -> Any:
     wants = "context" in inspect.signature(maker).parameters
     return maker(context=context) if wants else maker()
-
-
-def _rule(given: Any) -> Any:
-    return deepcopy(given) if given is None or isinstance(given, (ServerRule, ClientRule)) else given()
 
 
 def _shown(record: EvaluationRecord) -> str:

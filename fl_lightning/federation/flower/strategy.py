@@ -13,17 +13,16 @@ from flwr.app import MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Reads
-from fl_lightning.arguments import ANY, Bounds, Example, altered, checked
+from fl_lightning.arguments import ANY, DEVICE, Bounds, Example, altered, checked
 from fl_lightning.core.records import EvaluationRecord, RoundRecord, client_label
 from fl_lightning.federation.door import MisfitError, said
 from fl_lightning.federation.federated_server import FederatedServer
 from fl_lightning.federation.flower.messages import LOSS, Answer, Loss, Order, Origin, packed, taken, unpacked
 from fl_lightning.federation.flower.nodes import Mailbox, Members, Reply
 from fl_lightning.federation.server_run import ServerRun
+from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning.names import Callback, LightningModule, Logger, rank_zero_info, rank_zero_warn
-from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.number_formats import plural
 
 _M = TypeVar("_M")
@@ -44,8 +43,8 @@ class FairStrategy:
     every round a checkpoint is written. A run that finds one goes on from it, bit for bit.
 
     Args:
-        algorithm: the method.
         model: the LightningModule with the initial weights.
+        strategy: what ``Trainer(strategy=...)`` takes, and :class:`fl_lightning.FederatedServer`.
         num_clients: registered clients, with ids from 0 on (:func:`lightning_client_app`).
         checkpoint: folder of ``last.ckpt``.
         round_timeout: seconds that clients of a round have; ``None``: as long as it takes. Later replies do not count.
@@ -57,13 +56,10 @@ class FairStrategy:
         test: evaluate the test data, too, after the last round.
         logger: one of Lightning's loggers, or several.
         callbacks: those of :mod:`fl_lightning.callbacks` that read records.
-        fairness_metric: as in :class:`fl_lightning.FederatedStrategy`.
-        fairness_mode: as in :class:`fl_lightning.FederatedStrategy`.
-        log_client_names: as in :class:`fl_lightning.FederatedStrategy`.
         bind_keys: a client id belongs to the public key of the node that came with it first. Needs nodes that are
             registered and authenticated; without, any node may say that it is any client.
-        **options: further arguments of :class:`fl_lightning.FederatedServer`, such as
-            ``clients_per_round``, ``min_clients``, ``seed``, ``server_optimizer`` and ``local_epochs``.
+        precision: as in :class:`fl_lightning.FederatedServer`.
+        device: where the server computes.
 
     Attributes:
         server: the server.
@@ -80,22 +76,23 @@ class FairStrategy:
 
         @app.main()
         def main(grid, context):
-            FairStrategy(fl.algorithms.FedLF(), Model(), num_clients=4, seed=0).start(grid, num_rounds=200)
+            strategy = fl.FederatedStrategy(fl.algorithms.FedLF(), clients_per_round=3)
+            FairStrategy(Model(), strategy, num_clients=4).start(grid, num_rounds=200)
     """
 
     @checked(
-        algorithm=Example("fl.algorithms.FedLF()"),
+        model=Example("fl.ClientModule(net)"),
         num_clients=Bounds(1),
         round_timeout=Bounds(above=0),
         join_timeout=Bounds(0),
         evaluate_every=Bounds(1),
         logger=ANY,
-        options=ANY,
+        device=DEVICE,
     )
     def __init__(
         self,
-        algorithm: ServerRule,
         model: LightningModule,
+        strategy: FederatedStrategy,
         num_clients: int,
         checkpoint: str | Path = "run",
         round_timeout: float | None = 600.0,
@@ -105,25 +102,20 @@ class FairStrategy:
         test: bool = False,
         logger: Logger | Sequence[Logger] | None = None,
         callbacks: Sequence[Callback] = (),
-        fairness_metric: str | None = None,
-        fairness_mode: Mode | Mapping[str, Mode] = "max",
-        log_client_names: bool = False,
         bind_keys: bool = False,
-        **options: Any,
+        precision: Literal["32-true", "64-true", "bf16-true", "16-true"] = "32-true",
+        device: str = "cpu",
     ) -> None:
-        self.server = FederatedServer(model, num_clients, algorithm, **options)
+        self.server = FederatedServer(model, strategy, num_clients, precision, device)
         self.records: list[RoundRecord] = []
         self.last_evaluation: EvaluationRecord | None = None
         self._folder, self._timeout, self._join = Path(checkpoint), round_timeout, join_timeout
         self._evaluation, self._every, self._test, self._bind = evaluation, evaluate_every, test, bind_keys
-        loggers = [] if logger is None else [logger] if isinstance(logger, Logger) else list(logger)
-        self._run_options: dict[str, Any] = {
-            "loggers": loggers, "callbacks": callbacks, "fairness_metric": fairness_metric,
-            "fairness_mode": fairness_mode, "log_client_names": log_client_names,
-        }  # fmt: skip
+        self._loggers = [] if logger is None else [logger] if isinstance(logger, Logger) else list(logger)
+        self._callbacks = callbacks
         if self.server.needs.requery:
             rank_zero_warn(
-                f"{type(algorithm).__name__} asks clients for losses in the middle of a round, at several points one "
+                f"{self.server.options.called} asks clients for losses in the middle of a round, at several points one "
                 "after the other. Over a network each point costs a message to every client of the round, and Flower "
                 "starts a process for each"
             )
@@ -159,7 +151,7 @@ class FairStrategy:
         if server.rounds is not None:
             raise ValueError("start can be called once: make another FairStrategy, which goes on from the checkpoint")
         server.rounds = num_rounds
-        run = self._run = ServerRun(server, num_rounds, self._folder, **self._run_options)
+        run = self._run = ServerRun(server, num_rounds, self._folder, self._loggers, self._callbacks)
         extra = run.resume() or {"federation": token_hex(8), "keys": {}}
         self._besides = vars(Origin(server.num_clients, extra["federation"]))
         keys = dict(extra["keys"]) if self._bind else None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 from by_hand import WithTests
@@ -14,6 +15,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from support import Classifier, fresh
 
+import fl_lightning as fl
 from fl_lightning.federation.flower import FairStrategy, lightning_client_app
 
 try:  # releases before 1.30 have none: they fill messages in when these are sent
@@ -108,28 +110,30 @@ def unavailable(order: Message) -> Message:
     return over_the_wire(reply)
 
 
-def client_app(tmp_path, algorithm, module=Classifier, options=None, **others) -> ClientApp:
+def client_app(tmp_path, strategy, module=Classifier, options=None, trainer=None) -> ClientApp:
     """An app for every node; its models begin with other weights than the server's."""
     return lightning_client_app(
         model=lambda: fresh(module, 77, **(options or {})),
         data=lambda context: WithTests(int(context.node_config["client-id"])),
-        algorithm=algorithm, state_dir=tmp_path / "state",
-        **{"seed": 5, "trainer": {"accelerator": "cpu"}, **others},
+        strategy=strategy, trainer=trainer or {"accelerator": "cpu"}, state_dir=tmp_path / "state",
     )  # fmt: skip
 
 
-def federation(tmp_path, algorithm, rounds=3, module=Classifier, options=None, lose=None, clients=4, server=None,
-               client=None, trainer=None, apps=None, **shared):  # fmt: skip
-    """Runs a server and its nodes; returns the strategy and the grid."""
-    made = client_app(
-        tmp_path, algorithm, module, options, client=client, **({"trainer": trainer} if trainer else {}), **shared
-    )
+def of_flower(options: dict[str, Any]) -> dict[str, Any]:
+    """Takes those options out that Flower's strategy has and ours has not."""
+    return {name: options.pop(name) for name in list(options) if name in signature(FairStrategy).parameters}
+
+
+def federation(tmp_path, algorithm, rounds=3, module=Classifier, options=None, lose=None, clients=4, client=None,
+               trainer=None, apps=None, **more):  # fmt: skip
+    """Runs a server and its nodes, with further options of both strategies; returns Flower's and the grid."""
+    own, more = {"round_timeout": 0.3, **of_flower(more)}, {"clients_per_round": 3, "seed": 5, **more}
+    common = fl.FederatedStrategy(algorithm(), client=None if client is None else client(), **more)
+    made = client_app(tmp_path, common, module, options, trainer)
     nodes = {100 + k: made for k in range(clients)} | {100 + k: app for k, app in (apps or {}).items()}
     grid = InProcess(nodes, {100 + k: {"client-id": k} for k in range(clients)}, lose)
     strategy = FairStrategy(
-        algorithm(), fresh(module, **(options or {})), clients, checkpoint=tmp_path / "run",
-        client=None if client is None else client(), join_timeout=0.5,
-        **{"clients_per_round": 3, "seed": 5, "round_timeout": 0.3, **shared, **(server or {})},
+        fresh(module, **(options or {})), common, clients, checkpoint=tmp_path / "run", join_timeout=0.5, **own,
     )  # fmt: skip
     if rounds:
         strategy.start(grid, rounds)

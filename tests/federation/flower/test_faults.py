@@ -60,7 +60,7 @@ def test_a_client_that_raises_is_left_out_as_in_a_simulation(tmp_path, method):
     inside = fit(
         fresh(Raises), 3, data=federated_blobs(4), algorithm=method(), on_client_error="drop", clients_per_round=4
     )
-    strategy, _ = federation(tmp_path, method, 3, Raises, server=EVERYBODY)
+    strategy, _ = federation(tmp_path, method, 3, Raises, **EVERYBODY)
     assert torch.equal(weights(strategy.model), weights(inside.module))
     assert strategy.records[1].dropped == {2: "LookupError: a broken sample"}
     assert [record.client_ids for record in strategy.records] == [(0, 1, 2, 3), (0, 1, 3), (0, 1, 2, 3)]
@@ -83,13 +83,13 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_an_unusable_reply_is_left_out_and_named(tmp_path, name):
     replies, words = FAULTS[name]
-    strategy, _ = federation(tmp_path, FedLF, 3, lose=only(1, 1, replies), server=EVERYBODY)
+    strategy, _ = federation(tmp_path, FedLF, 3, lose=only(1, 1, replies), **EVERYBODY)
     first, second, third = strategy.records
     assert (second.client_ids, list(second.dropped)) == ((0, 2, 3), [1])
     assert re.search(words, second.dropped[1])
     assert first.client_ids == third.client_ids == (0, 1, 2, 3)
     # Whatever was wrong, the others' weights are those of a round without that client.
-    quiet, _ = federation(tmp_path / "again", FedLF, 3, lose=only(1, 1, lambda order, reply: []), server=EVERYBODY)
+    quiet, _ = federation(tmp_path / "again", FedLF, 3, lose=only(1, 1, lambda order, reply: []), **EVERYBODY)
     assert torch.equal(weights(strategy.model), weights(quiet.model))
 
 
@@ -98,8 +98,8 @@ def test_a_round_below_min_clients_changes_nothing(tmp_path):
         return [] if in_round(order, 1) and client_of(order) in (0, 2) else [reply]
 
     short = {**EVERYBODY, "min_clients": 3}
-    strategy, _ = federation(tmp_path, SCAFFOLD, 2, lose=lose, server=short)
-    before, _ = federation(tmp_path / "one", SCAFFOLD, 1, server=short)
+    strategy, _ = federation(tmp_path, SCAFFOLD, 2, lose=lose, **short)
+    before, _ = federation(tmp_path / "one", SCAFFOLD, 1, **short)
     skipped = strategy.records[1]
     assert skipped.skipped == "2 usable reports, fewer than min_clients=3"
     assert (skipped.client_ids, skipped.step_norm, skipped.skipped_rounds) == ((), 0.0, 1)
@@ -116,7 +116,7 @@ def test_rounds_in_which_every_client_raises_end_the_run(tmp_path):
 
     recorder = fl.callbacks.FitRecorder()
     with pytest.raises(fl.ClientError, match=r"3 rounds in a row changed nothing.*KeyError: 'label'"):
-        federation(tmp_path, FedAvg, 9, Broken, server={"callbacks": [recorder]})
+        federation(tmp_path, FedAvg, 9, Broken, callbacks=[recorder])
     assert recorder.record.status == "interrupted"
 
 
@@ -136,10 +136,10 @@ def test_a_client_that_does_not_say_its_loss_again_is_left_out_of_the_round(tmp_
         content = made(order)
         return [] if content is None else [over_the_wire(Message(content, reply_to=order))]
 
-    strategy, _ = federation(tmp_path, FedMDFG, 3, lose=lose, server=EVERYBODY)
+    strategy, _ = federation(tmp_path, FedMDFG, 3, lose=lose, **EVERYBODY)
     assert re.search(f"it was asked for its loss once more: .*{words}", strategy.records[1].dropped[1])
     assert [record.skipped for record in strategy.records] == [None] * 3
-    without, _ = federation(tmp_path / "again", FedMDFG, 3, lose=only(1, 1, lambda *_: []), server=EVERYBODY)
+    without, _ = federation(tmp_path / "again", FedMDFG, 3, lose=only(1, 1, lambda *_: []), **EVERYBODY)
     assert torch.equal(weights(strategy.model), weights(without.model))
 
 
@@ -147,7 +147,7 @@ def test_a_client_that_does_not_say_its_loss_again_is_left_out_of_the_round(tmp_
 
 
 def test_a_node_that_comes_back_under_another_id_goes_on_as_its_client(tmp_path):
-    made, seen = client_app(tmp_path, Ditto), []
+    made, seen = client_app(tmp_path, fl.FederatedStrategy(Ditto(), seed=5)), []
 
     def lose(order, reply):
         seen.append((order.metadata.group_id, order.metadata.dst_node_id))
@@ -159,7 +159,7 @@ def test_a_node_that_comes_back_under_another_id_goes_on_as_its_client(tmp_path)
             grid.online.discard(102)  # Flower has missed its heartbeats
         return [reply]
 
-    strategy, grid = federation(tmp_path, Ditto, 0, server=EVERYBODY)
+    strategy, grid = federation(tmp_path, Ditto, 0, **EVERYBODY)
     grid.lose = lose
     strategy.start(grid, 5)
     assert strategy.records[-1].client_ids == (0, 1, 2, 3)
@@ -168,7 +168,7 @@ def test_a_node_that_comes_back_under_another_id_goes_on_as_its_client(tmp_path)
 
 
 def test_a_client_that_is_not_there_is_named(tmp_path):
-    strategy, grid = federation(tmp_path, FedAvg, 0, server={**EVERYBODY, "min_clients": 2})
+    strategy, grid = federation(tmp_path, FedAvg, 0, **EVERYBODY, min_clients=2)
     grid.online.discard(103)
     strategy.start(grid, 2)
     assert [record.dropped for record in strategy.records] == [{3: "it is not connected"}] * 2
@@ -176,10 +176,10 @@ def test_a_client_that_is_not_there_is_named(tmp_path):
 
 
 def test_clients_that_compute_something_else_are_refused_by_name(tmp_path):
-    other = client_app(tmp_path, FedAvg, local_epochs=2)
+    other = client_app(tmp_path, fl.FederatedStrategy(local_epochs=2, seed=5))
     with pytest.raises(TimeoutError, match=r"node 101: it is client 1; from server to client, .*local_epochs: 1"):
-        federation(tmp_path, FedAvg, 1, apps={1: other}, server={"min_clients": 4, "clients_per_round": 4})
-    strategy, _ = federation(tmp_path, FedAvg, 1, apps={1: other}, server={**EVERYBODY, "min_clients": 3})
+        federation(tmp_path, FedAvg, 1, apps={1: other}, min_clients=4, clients_per_round=4)
+    strategy, _ = federation(tmp_path, FedAvg, 1, apps={1: other}, **EVERYBODY, min_clients=3)
     assert strategy.records[0].client_ids == (0, 2, 3)
 
 
@@ -210,7 +210,7 @@ def test_other_frozen_weights_and_versions_are_refused(tmp_path, monkeypatch):
     ],
 )
 def test_a_node_without_a_client_is_refused(tmp_path, config, words):
-    strategy, grid = federation(tmp_path, FedAvg, 0, server={"min_clients": 3})
+    strategy, grid = federation(tmp_path, FedAvg, 0, min_clients=3)
     grid.configs[100] = config
     strategy.start(grid, 1)
     (why,) = strategy._members.refused.values()
@@ -219,13 +219,13 @@ def test_a_node_without_a_client_is_refused(tmp_path, config, words):
 
 def test_keys_bind_clients(tmp_path):
     bound = {"bind_keys": True, "min_clients": 3}
-    strategy, grid = federation(tmp_path, FedAvg, 0, server=bound)
+    strategy, grid = federation(tmp_path, FedAvg, 0, **bound)
     with pytest.raises(TimeoutError, match="it has no registered key, and keys say who client 0 is"):
         strategy.start(grid, 1)
-    strategy, grid = federation(tmp_path, FedAvg, 0, server=bound)
+    strategy, grid = federation(tmp_path, FedAvg, 0, **bound)
     grid.keys = {100 + k: bytes([k + 1]) for k in range(4)}
     strategy.start(grid, 1)
-    again, other = federation(tmp_path, FedAvg, 0, server=bound)
+    again, other = federation(tmp_path, FedAvg, 0, **bound)
     other.keys = {**grid.keys, 101: b"x"}
     again.start(other, 2)
     assert again._members.refused == {101: "it says that it is client 1, which has another key"}
@@ -235,7 +235,7 @@ def test_keys_bind_clients(tmp_path):
 
 
 def test_control_variates_of_others_and_personal_models_are_not_sent(tmp_path):
-    _, grid = federation(tmp_path, SCAFFOLD, 2, server=EVERYBODY)
+    _, grid = federation(tmp_path, SCAFFOLD, 2, **EVERYBODY)
     orders = [message for message in grid.sent if in_round(message, 1)]
     states = [unpacked(message.content)["client_state"] for message in orders]
     assert all(set(state) == set(states[0]) for state in states)

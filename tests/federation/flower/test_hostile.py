@@ -16,6 +16,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from in_process import InProcess, client_app, federation, over_the_wire
 from support import fresh, weights
 
+import fl_lightning as fl
 from fl_lightning.algorithms import SCAFFOLD, FedMDFG
 from fl_lightning.federation.flower import FairStrategy
 from fl_lightning.federation.flower.messages import Nothing, packed, unpacked
@@ -74,8 +75,11 @@ class Recorded:
             self.orders[self.key(order)] = unpacked(order.content)
             return [reply]
 
-        self.strategy, _ = federation(folder, method, ROUNDS, lose=record, server={"clients_per_round": 4})
+        self.strategy, _ = federation(folder, method, ROUNDS, lose=record, clients_per_round=4)
         self.known, self.numbers = {}, count()
+
+    def strategy_of(self, **options):
+        return fl.FederatedStrategy(self.method(), seed=5, **options)
 
     @staticmethod
     def key(order):
@@ -93,8 +97,8 @@ class Recorded:
 
         nodes = range(100, 104)
         strategy = FairStrategy(
-            self.method(), fresh(), 4, checkpoint=self.folder / f"run {next(self.numbers)}", seed=5,
-            clients_per_round=4, join_timeout=0.05, round_timeout=5,
+            fresh(), self.strategy_of(), 4, self.folder / f"run {next(self.numbers)}",
+            join_timeout=0.05, round_timeout=5,
         )  # fmt: skip
         strategy.start(InProcess(dict.fromkeys(nodes, node), {k: {} for k in nodes}), ROUNDS)
         return strategy
@@ -143,7 +147,7 @@ def test_no_reply_of_one_node_ends_a_federation(recorded):
 
 
 def test_no_message_of_a_server_breaks_a_node(recorded, tmp_path):
-    dice, app, ends = random.Random(6), client_app(tmp_path, recorded.method), Counter()
+    dice, app, ends = random.Random(6), client_app(tmp_path, recorded.strategy_of()), Counter()
     keys = sorted(key for key in recorded.orders if key[2] == WILD)
     context = Context(7, 100 + WILD, {"client-id": WILD}, RecordDict(), {})
 
@@ -169,7 +173,7 @@ def test_no_message_of_a_server_breaks_a_node(recorded, tmp_path):
 def test_a_federation_s_name_is_no_way_to_another_folder(recorded, tmp_path, name):
     key = ("train", "0", WILD)
     order = packed(Nothing(), **{**recorded.orders[key], "federation": name})
-    app = client_app(tmp_path / "here", recorded.method, client_optimizer_state="keep")
+    app = client_app(tmp_path / "here", recorded.strategy_of(client_optimizer_state="keep"))
     context = Context(7, 100 + WILD, {"client-id": WILD}, RecordDict(), {})
     reply = app(over_the_wire(Message(order, 100 + WILD, "train", group_id="0")), context)
     assert reply.has_error()

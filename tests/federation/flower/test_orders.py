@@ -6,7 +6,7 @@ import torch
 
 pytest.importorskip("flwr")
 from flwr.app import Error, Message
-from in_process import InProcess
+from in_process import InProcess, of_flower
 from support import federated_blobs, fresh
 
 import fl_lightning as fl
@@ -23,9 +23,8 @@ class Nodes:
     """Four nodes that answer at once; ``fails`` says which reply to a round's order comes in place of an answer."""
 
     def __init__(self, tmp_path, method=FedAvg, fails=None, **options):
-        self.strategy = FairStrategy(
-            method(), fresh(), 4, checkpoint=tmp_path, seed=5, join_timeout=0.05, round_timeout=0.05, **options
-        )
+        own = {"checkpoint": tmp_path, "join_timeout": 0.05, "round_timeout": 0.05, **of_flower(options)}
+        self.strategy = FairStrategy(fresh(), fl.FederatedStrategy(method(), seed=5, **options), 4, **own)
         self.fails, self.orders, self.losses = fails or (lambda client, index: None), {}, []
         nodes = {100 + k: self._answer for k in range(4)}
         self.grid = InProcess(nodes, {node: {} for node in nodes}, self._arrives)
@@ -142,13 +141,13 @@ def test_losses_are_those_at_the_parameters_that_the_method_asks_for(tmp_path):
      ("gram", "rows", "in clear"), ("rows", "gram", "in clear"), ("sums", "rows", "in clear")],
 )  # fmt: skip
 def test_a_server_sees_what_either_half_of_the_method_reads(server, client, words):
-    strategy = FairStrategy(FedAvg(), fresh(), 4)
+    strategy = FairStrategy(fresh(), fl.FederatedStrategy(), 4)
     strategy.server.algorithm.reads, strategy.server.client_rule.reads = server, client
     assert words in strategy.privacy
 
 
 def test_data_of_all_clients_say_how_many_there_are(tmp_path):
-    app = lightning_client_app(fresh, lambda: federated_blobs(4), FedAvg, state_dir=tmp_path, seed=5)
+    app = lightning_client_app(fresh, lambda: federated_blobs(4), fl.FederatedStrategy(seed=5), state_dir=tmp_path)
     nodes = Nodes(tmp_path)
     nodes.grid.apps[102], nodes.grid.configs[102] = app, {"client-id": 2}
     nodes.run(1)

@@ -33,16 +33,14 @@ def compare(tmp_path, method, rounds=3, module=Classifier, options=None, trainer
     """The same federation in a trainer and over messages: weights, records, evaluations and logged numbers."""
     records, logged, apart_logged = Records(), Rows(), Rows()
     client = shared.pop("client", None)
-    server = shared.pop("server", {})
     inside = fit(
         fresh(module, **(options or {})), rounds, data=federated_blobs(4), callbacks=[records], logger=logged,
-        algorithm=method(), client=None if client is None else client(), **shared, **server, **(trainer or {}),
+        algorithm=method(), client=None if client is None else client(), **shared, **(trainer or {}),
     )  # fmt: skip
     precision = (trainer or {}).get("precision", "32-true")
     strategy, grid = federation(
-        tmp_path, method, rounds, module, options, client=client,
-        trainer={"accelerator": "cpu", **(trainer or {})},
-        server={"logger": apart_logged, "precision": precision, **server}, **shared,
+        tmp_path, method, rounds, module, options, client=client, trainer={"accelerator": "cpu", **(trainer or {})},
+        logger=apart_logged, precision=precision, **shared,
     )  # fmt: skip
     assert torch.equal(weights(strategy.model), weights(inside.module))
     assert len(strategy.records) == rounds
@@ -95,8 +93,8 @@ CASES = {
     "bfloat16": {"method": FedLF, "trainer": {"precision": "bf16-true"}},
     "double": {"method": FedHEAL, "trainer": {"precision": "64-true"}},
     "kept Adam": {"method": FedAvg, "options": {"optimizer": "Adam"}, "client_optimizer_state": "keep"},
-    "momentum of the server": {"method": FedLF, "server": {"server_optimizer": partial(torch.optim.SGD, momentum=0.9)}},
-    "FedAdam": {"method": FedAvg, "server": {"server_optimizer": partial(fl.optim.FedAdam, lr=0.01)}},
+    "momentum of the server": {"method": FedLF, "server_optimizer": partial(torch.optim.SGD, momentum=0.9)},
+    "FedAdam": {"method": FedAvg, "server_optimizer": partial(fl.optim.FedAdam, lr=0.01)},
     "full gradients": {"method": FedLF, "full_gradients": True},
     "local steps": {"method": FedProx, "local_steps": 5},
     "two epochs": {"method": SCAFFOLD, "local_epochs": 2},
@@ -107,11 +105,8 @@ CASES = {
     "global buffers": {"method": Ditto, "options": {"norm": True}, "buffers": "global"},
     "FedHEAL with SCAFFOLD": {"method": FedHEAL, "client": SCAFFOLD},
     "adapters": {"method": FedAvg, "module": Adapted},
-    "all clients": {"method": FedLF, "server": {"clients_per_round": 1.0}},
-    "guards": {
-        "method": FedLF,
-        "server": {"guard": [fl.guards.AdaptiveNormClipping(), fl.guards.TrimmedMean(1, rows="own")]},
-    },
+    "all clients": {"method": FedLF, "clients_per_round": 1.0},
+    "guards": {"method": FedLF, "guard": [fl.guards.AdaptiveNormClipping(), fl.guards.TrimmedMean(1, rows="own")]},
 }
 
 

@@ -15,7 +15,7 @@ from support import fresh
 
 import fl_lightning as fl
 from fl_lightning.algorithms import Ditto, FedAvg, FedMDFG
-from fl_lightning.federation.flower import client_id_of, lightning_client_app
+from fl_lightning.federation.flower import client_id_of
 from fl_lightning.federation.flower.messages import (
     FAILED,
     Answer,
@@ -46,17 +46,12 @@ def test_a_node_says_which_client_it_is(config, found):
         assert client_id_of(context) == found
 
 
-@pytest.mark.parametrize("option", ["folder", "num_clients", "client_id", "epochs"])
-def test_an_app_takes_the_options_of_a_client(option):
-    with pytest.raises(TypeError, match=f"the options of FederatedClient, found {option}"):
-        lightning_client_app(fresh, fresh, **{option: 1})
-
-
 def test_an_app_does_what_an_order_says(tmp_path):
     """Evaluates other parameters than it trains, in every stage that was asked for, and keeps what stays there."""
-    app, context = client_app(tmp_path, Ditto), Context(7, 102, {"client-id": 2}, RecordDict(), {})
+    strategy, context = fl.FederatedStrategy(Ditto(), seed=5), Context(7, 102, {"client-id": 2}, RecordDict(), {})
+    app = client_app(tmp_path, strategy)
     grid_of({})  # says who sends
-    server = fl.FederatedServer(fresh(), 4, Ditto(), seed=5)
+    server = fl.FederatedServer(fresh(), strategy, 4)
     server.open_round()
     message, other = server.message(2), server.message(2).params + 1
 
@@ -65,7 +60,7 @@ def test_an_app_does_what_an_order_says(tmp_path):
         order = over_the_wire(Message(content, 102, "train"))
         return over_the_wire(app(order, context))
 
-    own = fl.FederatedClient(fresh(seed=77), WithTests(2), 2, 4, Ditto(), seed=5, trainer={"accelerator": "cpu"})
+    own = fl.FederatedClient(fresh(seed=77), WithTests(2), strategy, 2, 4, trainer={"accelerator": "cpu"})
     answer = taken(Answer, unpacked(asked(True, ("val", "test"), other).content))
     assert torch.equal(answer.trained["update"], own.train(message).update)
     for stage in ("val", "test"):
@@ -153,11 +148,15 @@ def test_late_replies_and_second_ones_are_nobody_s():
 
 def members_of(configs, num_clients=3, patience=0.2, keys=None, method=FedAvg, **wrong):
     """Members of a grid whose nodes introduce themselves as these clients; ``wrong`` are layouts by node."""
-    server = fl.FederatedServer(fresh(), num_clients, method(), seed=5)
+
+    def made(rule):
+        return fl.FederatedServer(fresh(), fl.FederatedStrategy(rule(), seed=5), num_clients)
+
+    server = made(method)
 
     def hello(order):
         node = order.metadata.dst_node_id
-        other = fl.FederatedServer(fresh(), num_clients, (wrong or {}).get(f"n{node}", method)(), seed=5)
+        other = made((wrong or {}).get(f"n{node}", method))
         told = fl.ClientIntroduction(configs[node], "x", 10, 2, other.fit_description.state_dict(), server._frozen)
         return Message(packed(told), reply_to=order)
 

@@ -104,8 +104,9 @@ def test_what_a_module_keeps_is_the_same_behind_the_wire():
     names = ["keeps_the_last_few", "draws_from_numpy", "keeps_a_named_tuple", "changes_an_array", "counts_deep_inside"]
     x, ends = torch.randn(20, WIDTH), []
     for wired in (False, True):
-        server = fl.FederatedServer(Together(names), 1)
-        client = fl.FederatedClient(Together(names), DataLoader(TensorDataset(x, x.sum(1)), 10), 0, 1)
+        strategy = fl.FederatedStrategy()
+        server = fl.FederatedServer(Together(names), strategy, 1)
+        client = fl.FederatedClient(Together(names), DataLoader(TensorDataset(x, x.sum(1)), 10), strategy, 0, 1)
         for _ in range(2):
             server.open_round()
             message = server.message(0)

@@ -39,10 +39,7 @@ CASES = {
     "FedHEAL with SCAFFOLD": {"method": FedHEAL, "client": SCAFFOLD},
     "kept Adam": {"method": FedAvg, "options": {"optimizer": "Adam"}, "client_optimizer_state": "keep"},
     "a schedule": {"method": FedAvg, "module": Scheduled},
-    "momentum of the server": {
-        "method": FedAvg,
-        "server": {"server_optimizer": partial(torch.optim.SGD, momentum=0.9)},
-    },
+    "momentum of the server": {"method": FedAvg, "server_optimizer": partial(torch.optim.SGD, momentum=0.9)},
 }
 
 
@@ -61,7 +58,7 @@ def test_a_run_that_goes_on_gives_the_bits_of_one_that_was_not_interrupted(tmp_p
 
 
 def test_clients_join_and_leave_between_runs(tmp_path):
-    run = partial(federation, tmp_path, SCAFFOLD, server={"clients_per_round": 1.0})
+    run = partial(federation, tmp_path, SCAFFOLD, clients_per_round=1.0)
     before = dict(run(2, clients=3)[0].server.client_rule.c_i)
     joined = run(3, clients=4)[0].server
     assert joined.last_round.client_ids == (0, 1, 2, 3)
@@ -129,7 +126,7 @@ def test_an_object_starts_once(tmp_path):
 
 def test_both_sides_say_how_the_round_goes(tmp_path, caplog):
     with caplog.at_level("INFO"):
-        federation(tmp_path, FedLF, 2, server={"clients_per_round": 4})
+        federation(tmp_path, FedLF, 2, clients_per_round=4)
     said = "\n".join(record.getMessage() for record in caplog.records)
     for words in (
         r"FedLF needs every client's update in clear",
@@ -145,9 +142,9 @@ def test_both_sides_say_how_the_round_goes(tmp_path, caplog):
 
 
 def test_evaluation_is_of_whom_was_asked(tmp_path):
-    cohort, _ = federation(tmp_path / "1", FedAvg, 2, server={"evaluation": "cohort", "clients_per_round": 2})
-    nobody, grid = federation(tmp_path / "2", FedAvg, 2, server={"evaluation": "none"})
-    _, rare = federation(tmp_path / "3", FedAvg, 4, server={"evaluate_every": 2, "clients_per_round": 4})
+    cohort, _ = federation(tmp_path / "1", FedAvg, 2, evaluation="cohort", clients_per_round=2)
+    nobody, grid = federation(tmp_path / "2", FedAvg, 2, evaluation="none")
+    _, rare = federation(tmp_path / "3", FedAvg, 4, evaluate_every=2, clients_per_round=4)
     assert cohort.last_evaluation.client_ids == (0, 1, 2, 3)  # the last one is of all
     assert nobody.last_evaluation is None
     assert len(grid.sent) == 4 + 2 * 3

@@ -243,9 +243,9 @@ def test_a_partition_divides_the_loaders_that_a_trainer_is_given():
 def test_a_client_elsewhere_has_the_values_of_a_fit():
     data, strategy = fl.FederatedDataModule(TwoSources(), fl.data.Dirichlet(6, 0.3), seed=0), fl.FederatedStrategy()
     quiet_trainer(strategy).validate(fresh(Plain), data, verbose=False)
-    expected, server = strategy.last_evaluation, fl.FederatedServer(fresh(Plain), 6)
+    expected, server = strategy.last_evaluation, fl.FederatedServer(fresh(Plain), strategy, 6)
     for client in range(6):
-        one = fl.FederatedClient(fresh(Plain, seed=9), data, client, trainer={"accelerator": "cpu"})
+        one = fl.FederatedClient(fresh(Plain, seed=9), data, strategy, client, trainer={"accelerator": "cpu"})
         found = one.evaluate(server.evaluation_message(client))
         assert found.sizes.tolist() == [expected.sizes[client].item()]
         own = {name: values[client].item() for name, values in expected.values.items()}

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from flwr.app import Context
-from task import Data, Model
+from task import STRATEGY, Data, Model
 
-import fl_lightning as fl
 from fl_lightning.federation.flower import lightning_client_app
 
 
@@ -14,6 +13,4 @@ def data(context: Context) -> Data:
     return Data(context.node_config["client-id"])
 
 
-app = lightning_client_app(
-    model, data, algorithm=fl.algorithms.FedLF, trainer={"accelerator": "cpu"}, state_dir="state"
-)
+app = lightning_client_app(model, data, STRATEGY, trainer={"accelerator": "cpu"}, state_dir="state")

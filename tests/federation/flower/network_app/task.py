@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
+import fl_lightning as fl
+
+STRATEGY = fl.FederatedStrategy(fl.algorithms.FedLF(), min_clients=2)
 SIZES = (40, 25, 31)
 FEATURES, CLASSES, BATCH = 6, 3, 8
 GATE = "FL_LIGHTNING_TEST_GATE"
