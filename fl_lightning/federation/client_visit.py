@@ -99,7 +99,9 @@ class Visit(OneDevice):
         if trainer.state.stage == RunningStage.TRAINING:
             if self._num_clients is not None:  # these are the client's own data
                 dataloader = dataloader.numbered_from(client)
-            return self._training_loader(dataloader, self.limits["limit_train_batches"])
+            self._plan_visits(*self._plan(dataloader, self.limits["limit_train_batches"]))
+            self._loaders = dataloader
+            return RoundLoader(1, dataloader, self)
         assert self._binding is not None
         alone = dataloader.alone(client, self._num_clients)
         buffers = BufferBank(trainer.lightning_module, self._options.buffers, self._binding.layout.names)
@@ -144,13 +146,12 @@ class Visit(OneDevice):
         federation = trusted(Federation)
         rule.begin_fit(federation(num_clients, binding.layout, theta.device, theta.dtype, rounds=message.rounds))
 
-    def _training_loader(self, loaders: ClientLoaders, limit: int | float) -> RoundLoader:
-        """Takes the client's data, and everything that the server and the client's last visit have left."""
+    def begin_fit(self) -> None:
+        """Takes everything that the server and the client's last visit have left."""
         trainer, loop, message, options = self._trainer, self._loop, self._message, self._options
+        limit, loaders = self.limits["limit_train_batches"], self._loaders
         batches = local_batches(trainer, options, limit, loaders)
-        self._plan_visits(*self._plan(loaders, limit))
-        if self._binding is None:  # configure_optimizers asks for the number of steps
-            return RoundLoader(1, loaders, self)
+        assert self._binding is not None
         binding = self._binding = self._binding.renewed(options.algorithm.layers, trainer.optimizers)
         side = self.side = ClientSide(trainer, loop, options, limit, binding, batches, 1, Sequential())
         self._take_message(binding, side.buffers, self._num_clients or len(loaders))
@@ -160,7 +161,6 @@ class Visit(OneDevice):
         if trainer.lr_scheduler_configs:
             side.schedules.begin_round()
             loop.pass_rounds(message.round)
-        return RoundLoader(1, loaders, self)
 
     def _plan(self, loaders: ClientLoaders, limit: int | float) -> tuple[VisitPlan, VisitPlan | None]:
         options, full = self._options, self._options.needs.full_gradients

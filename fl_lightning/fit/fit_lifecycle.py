@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,7 +48,6 @@ class FitLifecycle:
         self._agreement: on_ranks.Agreement | None = None
         self._fallback: str | None = None
         self._memory: Mapping[str, int] = {}
-        self._quiet = ExitStack()
         self._carried: dict[str, Any] | None = None
         self._trained: Tensor | None = None
         self._finished = False
@@ -104,7 +103,7 @@ class FitLifecycle:
     # ---- data
 
     def training_loader(self, dataloader: object, limit: int | float, loaded: dict[str, Any] | None) -> RoundLoader:
-        """Begins the fit on the clients' data, or goes on with data loaded anew."""
+        """Takes the clients' data for the fit that is about to begin, or data loaded anew."""
         if not isinstance(dataloader, ClientLoaders):
             refuse_undivided_data(dataloader)
         dataloader = dataloader.loaders if isinstance(dataloader, VisitLoader) else dataloader
@@ -114,12 +113,12 @@ class FitLifecycle:
         else:
             batches = local_batches(self._trainer, self._options, limit, dataloader)
             self.loop.clock.plan = batches.plan(self._options.needs.full_gradients)
-            if self._binding is not None:  # None when configure_optimizers asks for the number of steps
-                self._open(batches, size, limit, loaded)
-        # Lightning is about to take clients for batches and warn that nothing will be logged.
-        self._quiet.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", message="The number of training batches")
+            self._begin = partial(self._open, batches, size, limit, loaded)
         return RoundLoader(size, dataloader, self)
+
+    def begin_fit(self) -> None:
+        """Data and optimizers are there, and a checkpoint is loaded."""
+        self._begin()
 
     def _open(self, batches: ClientBatches, capacity: int, limit: int | float, loaded: dict[str, Any] | None) -> None:
         assert self._binding is not None
@@ -165,7 +164,6 @@ class FitLifecycle:
 
     def open_round(self) -> Iterator[ClientTask]:
         """Draws the cohort of the current epoch."""
-        self._quiet.close()
         return self.running.open_round(self._trainer.current_epoch)
 
     def train_client(self, task: ClientTask) -> Tensor | None:
@@ -270,7 +268,6 @@ class FitLifecycle:
 
     def put_back(self) -> None:
         """Binds the global parameters."""
-        self._quiet.close()
         if self._binding is not None:
             self._binding.bind_global()
 

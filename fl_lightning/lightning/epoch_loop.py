@@ -25,7 +25,10 @@ else:
 
 
 class RoundConductor(Protocol):
-    """What the loop asks of the strategy."""
+    """What the loops ask of the strategy."""
+
+    def begin_fit(self) -> None:
+        """Data and optimizers are there, and a checkpoint is loaded."""
 
     def open_round(self) -> Iterator[ClientTask]:
         """Draws the clients of the current epoch."""

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from functools import cache
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,10 @@ from fl_lightning.lightning.names import (
 from fl_lightning.lightning.round_clock import VisitClock
 
 if TYPE_CHECKING:
+    from lightning.pytorch.loops.fit_loop import _FitLoop
     from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
 else:
+    _FitLoop = lightning_module("loops.fit_loop")._FitLoop
     _AutomaticOptimization = lightning_module("loops.optimization.automatic")._AutomaticOptimization
 
 
@@ -76,26 +78,58 @@ def settle_results(trainer: Trainer) -> None:
         loop._results = SettledResults(loop._results.training)
 
 
+class FederatedFitLoop(_FitLoop):
+    """Lightning's fit loop around rounds: it begins the fit, and shows the numbers of visits."""
+
+    def __init__(self, replaced: _FitLoop) -> None:
+        vars(self).update(vars(replaced))
+        vars(self).pop("max_batches", None)
+
+    def run(self) -> None:
+        """Runs all rounds.
+
+        The fit begins here: a checkpoint's counters come after ``strategy.setup``, data after them, and a fit that has
+        nothing left to do has no ``on_train_start``.
+        """
+        self.setup_data()
+        if self._combined_loader is not None:
+            self.epoch_loop.conductor.begin_fit()
+        super().run()
+
+    @property
+    def max_batches(self) -> int | float:
+        """As ``trainer.num_training_batches``; Lightning sets it to the number of clients of a round."""
+        batches: int | float = self.epoch_loop.clock.shown_batches
+        return batches
+
+    @max_batches.setter
+    def max_batches(self, clients: int | float) -> None:
+        self.epoch_loop.clock.places = clients
+
+    @property
+    def done(self) -> bool:
+        """A round that a checkpoint has found closed is yet to end its epoch, whatever limit it has reached."""
+        return not self._restarting and super().done
+
+    def setup_data(self) -> None:
+        """Gets the data, with clients for batches."""
+        with self.epoch_loop.clock.counting_clients(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The number of training batches")  # that nothing will be logged
+            super().setup_data()
+
+
 _Trainer: Any = Trainer if TYPE_CHECKING else object
 
 
 class _VisitTrainer(_Trainer):  # type: ignore[misc]
-    """Comes before the trainer's own class: all of these are properties there, so no attribute can replace them."""
-
-    @property
-    def _clock(self) -> VisitClock:
-        return self.fit_loop.epoch_loop.clock  # type: ignore[no-any-return]
+    """Comes before the trainer's own class: both are properties there."""
 
     @property
     def train_dataloader(self) -> Any:
         """The training data as the fit shows them: the loader that Lightning walks over gives clients for batches."""
         loader: Any = super().train_dataloader
-        return self._clock.shown_loader if loader is None else getattr(loader, "shown", loader)
-
-    @property
-    def num_training_batches(self) -> int | float:
-        """Batches of a client's visit, over all local epochs: mean over the clients, rounded up."""
-        return self._clock.shown_batches
+        clock: VisitClock = self.fit_loop.epoch_loop.clock
+        return clock.shown_loader if loader is None else getattr(loader, "shown", loader)
 
     @property
     def estimated_stepping_batches(self) -> int | float:
@@ -105,41 +139,16 @@ class _VisitTrainer(_Trainer):  # type: ignore[misc]
         if self.train_dataloader is None:
             rank_zero_info("Loading `train_dataloader` to estimate number of stepping batches.")
             self.fit_loop.setup_data()
-        if self._clock.endless:
-            raise ValueError(self._clock.endless)
-        plan = self._clock.plan
-        if plan is None:
+        clock: VisitClock = self.fit_loop.epoch_loop.clock
+        if clock.endless:
+            raise ValueError(clock.endless)
+        if clock.plan is None:
             estimate: int | float = super().estimated_stepping_batches
             return estimate
         rounds: float = inf if self.max_epochs == -1 else max(self.max_epochs, 1)
         if self.max_steps != -1:
-            rounds = min(rounds, ceil(self.max_steps / plan.steps))
-        return plan.steps * int(rounds)
-
-
-_FitLoop: Any = lightning_module("loops.fit_loop")._FitLoop
-
-
-class _VisitFitLoop(_FitLoop):  # type: ignore[misc]
-    """Comes before the fit loop's own class, which sets ``max_batches`` to the number of clients of a round."""
-
-    @property
-    def max_batches(self) -> int | float:
-        """As ``trainer.num_training_batches``."""
-        return self.epoch_loop.clock.shown_batches  # type: ignore[no-any-return]
-
-    @max_batches.setter
-    def max_batches(self, clients: int | float) -> None:
-        self.epoch_loop.clock.places = clients
-
-    @property
-    def done(self) -> bool:
-        """A round that a checkpoint has found closed is yet to end its epoch, whatever limit it has reached."""
-        return not self._restarting and bool(super().done)
-
-    def setup_data(self) -> None:
-        with self.epoch_loop.clock.counting_clients():
-            super().setup_data()
+            rounds = min(rounds, ceil(self.max_steps / clock.plan.steps))
+        return clock.plan.steps * int(rounds)
 
 
 class _CohortBar:
@@ -152,8 +161,8 @@ class _CohortBar:
 
 def count_visits(trainer: Trainer) -> None:
     """Lets a trainer with a federated epoch loop show the numbers of visits, and its progress bars those of cohorts."""
+    trainer.fit_loop = FederatedFitLoop(trainer.fit_loop)
     _put_before(trainer, _VisitTrainer)
-    _put_before(trainer.fit_loop, _VisitFitLoop)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         own = getattr(type(callback), "total_train_batches", None)
         if own is not None and own is getattr(callbacks.ProgressBar, "total_train_batches", None):
@@ -161,16 +170,15 @@ def count_visits(trainer: Trainer) -> None:
 
 
 def _put_before(thing: Any, first: type) -> None:
+    """Gives an object's class other properties, under the same name.
+
+    Nothing less reaches properties of an object that a user has made: attributes cannot replace them, and others hold
+    the object, so that another one in its place would not be seen.
+    """
     own: Any = type(thing)
     if not issubclass(own, first):
-        thing.__class__ = _joined(first, own)
-
-
-@cache
-def _joined(first: type, own: Any) -> type:
-    """A class of the same name with the first one's properties."""
-    names = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(own.__name__, (first, own), names)
+        names = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
+        thing.__class__ = type(own.__name__, (first, own), names)
 
 
 class StepValues:

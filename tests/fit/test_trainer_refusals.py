@@ -130,6 +130,7 @@ class Iterates(Classifier):
 
 
 @pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step flavor")
+@pytest.mark.filterwarnings("ignore:Found `dataloader_iter` argument")
 @pytest.mark.parametrize(
     ("module", "callback", "message"),
     [
