@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults in the kernels for CUDA, which tests/simt runs on the processor.
-
-tests/simt/test_simt_mutations.py has more: those that the harness must find, and whose tests run with the others.
-"""
+"""Faults in the kernels for CUDA, which tests/simt runs on the processor."""
 
 from mutations.change import In
 
@@ -43,6 +40,7 @@ direction = In("csrc/cuda/kernels/nearest_point.cuh", DESCENT, "common_descent")
 again = In("csrc/cuda/kernels/partials.cuh", f"{OUTPUTS} -k summed_again", "layer_gram")
 tiled_edge = In("csrc/cuda/kernels/partials.cuh", f"{LAYERS} -k cross_gram", "layer_cross_gram")
 trimmed = In("csrc/cuda/trimmed_mean.cu", "tests/simt/test_simt_trimmed_mean.py", "trimmed_mean")
+swizzled = In("csrc/cuda/device/warpgroup.cuh", HOPPER, "layer_gram")
 BARRIER, WARP_BARRIER = "__syncthreads();", "__syncwarp();"
 
 MUTATIONS = [
@@ -200,6 +198,34 @@ MUTATIONS = [
     trimmed("a column beyond the last", "lane < lanes && first + lane <«→=» columns"),
     trimmed("rows that are missing count", "«r < m ? x[r].stored[w] : infinite<T>()→x[r].stored[w]»"),
     trimmed("NaN in a row of 16 bits is not seen", "Order<T>::«larger_or_nan→larger»("),
+    # Missing barriers: before a read of what others wrote, and before a write of what others read.
+    tiled("products are read before they are staged", f"«{BARRIER}→»"),
+    tiled("products are staged before they are read", f"«{BARRIER}→»", 1),
+    direct("a warp reads before it has written", f"«{WARP_BARRIER}→»"),
+    dots("warps are not waited for", f"«{BARRIER}→»"),
+    mma("products are read before they are staged", f"«{BARRIER}→»"),
+    hopper("products are read before they are copied", f"«{BARRIER}→»"),
+    hopper("copied while read", "at« == 0 ? kEnd - kTile : at - kTile→»"),
+    hopper("copies are not waited for", "COPY_WAIT(kDeep - «2→1»)", 1),
+    hopper("tensor cores are not told", "«FENCE_TENSOR_CORES();→»", 1),
+    hopper("products are not waited for", "«WGMMA_WAIT(chain);→»"),
+    hopper("totals are read before they are there", f"«{BARRIER}→»", 2),
+    track("sums are overwritten", f"«{BARRIER}→»", 2),
+    # Wrong indices, outputs that nobody writes, a warp of which not all lanes take part.
+    layers("the last item of a layer", "<«=→» value"),
+    tiled("neighbouring rows", "load_shared(left, (y «+ i * kApart→* kEach + i»)"),
+    mma("registers of other rows", "{others.big«[half], others.big[half + 2]→[0], others.big[1]»}"),
+    mma("small parts are dropped", "«mma<T>(next, rows.big, small, next);→»"),
+    swizzled("runs in their own places", "«(column ^ row % 8 * 4)→column»"),
+    swizzled("patterns of rows too near", "«kPatternBytes→512» >> 4"),
+    hopper("the same columns twice", "«half * 2 * kStepOn→0»"),
+    hopper("small parts are dropped", "«small_part(big[k], 2.0f)→0»"),
+    hopper("a tile anywhere", "«(kPatternBytes - SHARED_ADDRESS(held_rows) % kPatternBytes) % kPatternBytes / →»4"),
+    means("bits of the wrong column", "keep + «column→(column + 4)» / 32"),
+    partials("of the last chunks only", "for (; «group >> level & 1→false»;"),
+    columns("the last columns", "column + v «→+ 1 »< stop) row["),
+    partials("the upper triangle", "if («kPairs == Pairs::symmetric→false») matrix["),
+    track("half a warp's bits", "__shfl_xor_sync(«kFullWarp→0xffffu»"),
     # Shared memory beyond 48 KB.
     asked("no kernel asks for more", "if («bytes > 0→false») error"),
     asked("all devices have as much as any", "«known && bytes > kAnyDeviceBytes→false»"),
