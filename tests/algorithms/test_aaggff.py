@@ -93,28 +93,6 @@ def test_regret_of_the_newton_step():
     assert 0 < regret["newton"] < 0.6 < 2.5 < regret["silo"] < uniform
 
 
-@pytest.mark.parametrize("setting", ["device", "silo", "newton"])
-def test_clients_with_larger_losses_gain_weight_round_by_round(setting):
-    rule, worst = AAggFF(setting), []
-    for when in range(12):
-        rule.aggregate(make_cohort(random_rows(4, when), [0.2, 0.2, 0.2, 2.0], when=when, num_clients=4))
-        worst.append(float(rule.report.weights[3]))
-        assert float(rule.report.weights[:3].std()) < 1e-9
-    assert worst == sorted(worst)
-    assert worst[-1] > worst[0] > 0.25
-
-
-def test_losses_count_beside_their_mean():
-    weights = []
-    for scale in (1.0, 1e-6, 1e6):
-        rule = AAggFF()
-        for cohort in rounds(3, 6, 3, 4):
-            rule.aggregate(make_cohort(cohort.updates.rows, scale * cohort.losses, cohort.client_ids, num_clients=6))
-        weights.append(rule.report.weights)
-    torch.testing.assert_close(weights[1], weights[0])
-    torch.testing.assert_close(weights[2], weights[0])
-
-
 def test_newcomers_join_without_a_history():
     rule = AAggFF("silo")
     for when in range(3):

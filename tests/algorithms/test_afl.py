@@ -62,13 +62,6 @@ def test_by_hand():
     torch.testing.assert_close(rule.aggregate(cohort), 0.7 * rows[0] + 0.3 * rows[1])
 
 
-def test_projection_where_published_code_leaves_the_simplex():
-    """lambda + gamma F = (2, 0.6): (1, 0) is right; one published projection gives (1.2, 0)."""
-    rule = AFL(1.0)
-    rule.aggregate(make_cohort(random_rows(2, 2), [1.5, 0.1], num_clients=2))
-    assert kept.state(rule)["lam"] == {0: 1.0, 1: 0.0}
-
-
 def test_participants_without_weight_count_alike():
     rule = AFL(10.0)
     for when in range(2):

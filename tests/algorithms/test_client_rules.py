@@ -22,6 +22,7 @@ class Asking(ClientRule):
 def test_plain_local_training_overrides_nothing():
     assert not overrides(ClientRule())
     assert not overrides(FedAvg().client_rule())
+    assert FedAvg().client_rule().personal_model(0) is None
     assert overrides(type("Other", (ClientRule,), {"__init__": lambda self: None, "helper": 1})()) is False
 
 

@@ -75,6 +75,11 @@ every_rule = pytest.mark.parametrize("name", RULES)
 in_both_dtypes = pytest.mark.parametrize(("name", "dtype"), in_turn(RULES, [torch.float32, torch.float64]))
 
 
+def test_every_method_is_here():
+    public = [value for value in vars(fl).values() if isinstance(value, type) and issubclass(value, fl.ServerRule)]
+    assert {type(make()) for make in RULES.values()} == {*public} - {fl.ServerRule}
+
+
 def control_rows(cohort):
     return {"control": UpdateMatrix(torch.full_like(cohort.updates.rows, 0.1), cohort.updates.layout)}
 

@@ -22,7 +22,7 @@ from support import (
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
-from fl_lightning.algorithms import Ditto, FedAvg, FedHEAL, FedLF
+from fl_lightning.algorithms import Ditto, FedAvg, FedLF
 from fl_lightning.core.storage import kept
 
 LAM, LR = 0.6, 0.2
@@ -64,26 +64,6 @@ def test_equals_algorithm_1(in_files, personal_lr, tmp_path):
         mean = model.buffers[: 6 * 8].clone().view(torch.float64)
         torch.testing.assert_close(mean, net.encoder[1].running_mean, rtol=0, atol=1e-9)
         assert (model.params - run.params).norm() > 1e-2
-
-
-def test_pull_towards_the_global_model():
-    """Without a pull the model trains alone; the stronger it is, the nearer the model stays."""
-    data, distances = client_data(clients=2, seed=8), []
-    for lam in (0.0, 1.0, 4.0):
-        method = Ditto(lam)
-        run = Rounds(method, method.client_rule(), data, lr=0.1, epochs=4)
-        for _ in range(4):
-            run.round([0, 1])
-        distances.append((method.client_rule().personal_model(1).params - run.params).norm())
-        if lam == 0:
-            alone = Net()
-            optimizer = torch.optim.SGD(alone.parameters(), 0.1)
-            for batch in data[1] * 16:
-                optimizer.zero_grad()
-                alone.loss(batch).backward()
-                optimizer.step()
-            torch.testing.assert_close(method.client_rule().personal_model(1).params, flat(alone), rtol=0, atol=1e-9)
-    assert distances[0] > distances[1] > distances[2]
 
 
 def test_every_step_draws_for_itself_and_alike_whoever_trained_before():
@@ -323,20 +303,6 @@ def test_refused():
 def test_a_personal_model_that_diverges_is_named():
     with pytest.raises(fl.ClientError, match="personal model of client 0 diverged: lower personal_lr or lam"):
         fit_method(Ditto(lam=1e30, personal_lr=1e30), 1, clients_per_round=6, local_epochs=2)
-
-
-@pytest.mark.fit
-def test_fedheal_on_the_global_branch():
-    module, strategy = fit_method(FedHEAL(), client=Ditto(), rounds=4)
-    assert torch.equal(weights(module), trained(FedHEAL(), rounds=4))
-    assert len(strategy.client_rule.own) == 6
-
-
-@pytest.mark.fit
-def test_a_fresh_fit_starts_without_personal_models():
-    method = Ditto()
-    first = copy.deepcopy(kept.state(fit_method(method, 1)[1].client_rule))
-    assert_same(first, kept.state(fit_method(method, 1)[1].client_rule))
 
 
 @pytest.mark.filterwarnings("ignore:round .* had no usable report")

@@ -64,22 +64,6 @@ def test_beta_0_is_fedavg():
     torch.testing.assert_close(FairFed(0.0).aggregate(cohort), FedAvg().aggregate(cohort))
 
 
-def test_a_client_unlike_the_others_loses_weight_round_by_round():
-    rule, weight = FairFed(0.3), []
-    ones = torch.tensor([[5.0, 5.0], [5.0, 5.0], [9.0, 1.0]])
-    extras = {
-        "group_predictions": torch.stack([ones, torch.full((3, 2), 10.0)], 1).double(),
-        "right_predictions": torch.tensor([[16.0, 20.0]] * 3).double(),
-    }
-    for when in range(9):
-        rule.aggregate(make_cohort(random_rows(3, when), sizes=[20.0] * 3, when=when, extras=extras, num_samples=60))
-        weight.append(float(rule.report.weights[2]))
-    assert weight == sorted(weight, reverse=True)
-    assert weight[0] < 1 / 3
-    assert weight[-1] == 0  # and not below
-    assert rule.report.weights[:2].tolist() == [0.5, 0.5]
-
-
 @pytest.mark.parametrize("notion", ["eo", "dp"])
 def test_clients_count_what_the_global_model_predicts(notion):
     """In evaluation mode, whatever training then does; BatchNorm's statistics and the update are FedAvg's."""

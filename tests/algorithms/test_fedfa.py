@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from math import log2
 
-import numpy as np
 import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows
@@ -19,22 +18,6 @@ def weigh(accuracies, beta=0.5, ids=None, rule=None):
     rows = random_rows(len(accuracies), 1)
     rule.aggregate(make_cohort(rows, ids=ids, extras={"accuracy": torch.tensor(accuracies, dtype=torch.float64)}))
     return rule.report.weights
-
-
-def published(accuracies, beta):
-    """The published platform's first round: information used as a divisor only."""
-    a, f = np.array(accuracies), np.ones(len(accuracies))
-    inform, often = -np.log2(a / a.sum() + 1e-6), -np.log2(1 - f / f.sum() + 1e-6)
-    p = (1 - beta) * a / inform.sum() + beta * f / often.sum()
-    return p / p.sum()
-
-
-def test_clients_that_are_served_badly_weigh_more_where_published_code_favours_the_others():
-    accuracies = [0.9, 0.5, 0.1]
-    assert published([100 * A for A in accuracies], 0.5).argsort().tolist() == [2, 1, 0]
-    assert weigh(accuracies).argsort().tolist() == [0, 1, 2]
-    inform = [-log2(A / 1.5 + 1e-6) for A in accuracies]
-    assert weigh(accuracies, beta=0.0).tolist() == pytest.approx([x / sum(inform) for x in inform], rel=1e-9)
 
 
 def test_clients_that_take_part_often_weigh_more():

@@ -81,29 +81,6 @@ def test_degenerate_rounds_are_solved_on_the_cpu_as_they_were():
     assert min(flagged, merged, usual) > 0
 
 
-@pytest.mark.parametrize("rows", [torch.zeros(3, 92), torch.stack([torch.ones(92), -torch.ones(92)])])
-def test_no_step(rows):
-    ((step, want, report, other, _, _),) = both(FedLF, [make_cohort(rows.double())])
-    assert not step.any()
-    assert report.flagged
-    assert_same(step, want, report, other)
-
-
-def test_remembered_rows_alone_give_no_step():
-    cohorts = [make_cohort(random_rows(3, 54)), make_cohort(0 * random_rows(2, 55), ids=[7, 8], when=1)]
-    first, second = both(FedLF, cohorts)
-    assert len(first[4]) == 1
-    assert not second[0].any()
-    assert second[2].flagged
-
-
-def test_rows_that_are_not_finite_are_refused():
-    rows, device = random_rows(3, 56), RemoteDevice()
-    rows[1, 31] = torch.nan
-    with device, pytest.raises(ValueError, match=r"NaN or infinity in the rows of clients \[1\]"):
-        FedLF().aggregate(elsewhere(device, make_cohort(rows)))
-
-
 def test_the_device_notices_what_is_read():
     """Each way to look at a number counts."""
     device = RemoteDevice()

@@ -46,37 +46,6 @@ def test_equals_vector_form_over_rounds(theta, s):
     assert fair > 0
 
 
-def test_first_trial_is_taken_when_losses_fall_as_the_slope_says():
-    rows, losses = random_rows(4, 42), [1.0, 1.0, 1.0, 1.0]
-    rule = FedMDFG()
-    asked = quadratic_losses(rows / 0.1, losses, 0.0)
-    step = rule.aggregate(make_cohort(rows, losses, losses_at=asked))
-    found = {"step_length": 32, "evaluations": 1, "fair_row": 0, "history_rows": 0}
-    assert found.items() <= rule.report.scalars.items()
-    assert (asked(-step) < 1).all()
-
-
-def test_step_is_bounded_by_one_learning_rate_while_somebody_is_absent():
-    rule = FedMDFG()
-    rows = random_rows(6, 43)
-    rule.aggregate(make_cohort(rows[:3], ids=[0, 1, 2]))
-    rule.aggregate(make_cohort(rows[3:], ids=[0, 1, 5], when=1))
-    assert rule.report.scalars["history_rows"] == 1
-    assert rule.report.scalars["step_length"] == 1
-    rule.aggregate(make_cohort(rows[3:], ids=[0, 1, 5], when=2))
-    assert rule.report.scalars["history_rows"] == 0
-    assert rule.report.scalars["step_length"] > 1
-
-
-def test_only_the_previous_round_is_remembered():
-    rule = FedMDFG()
-    rows = random_rows(9, 44)
-    for when in range(3):
-        rule.aggregate(make_cohort(rows[3 * when : 3 * when + 3], ids=range(3 * when, 3 * when + 3), when=when))
-        assert rule.report.scalars["history_rows"] == (3 if when else 0)
-    assert len(rule.history) == 3
-
-
 def test_clients_without_gradient_are_dropped_for_the_round():
     rule = FedMDFG(theta=math.pi / 2)
     rows = random_rows(4, 45)
@@ -104,23 +73,6 @@ def test_worse_than_before_activates_the_fair_row():
         rule.aggregate(make_cohort(rows, [1.0, 1.0, 1.0]))
         rule.aggregate(make_cohort(rows, second, when=1))
         assert rule.report.scalars["fair_row"] == expected
-
-
-def test_reference_loss_follows_a_falling_loss_slowly():
-    rule, rows = FedMDFG(), random_rows(2, 48)
-    for when, losses in enumerate([[4.0, 4.0], [2.0, 4.0], [2.0, 5.0]]):
-        rule.aggregate(make_cohort(rows, losses, when=when))
-    clients, reference = list(rule.reference), list(rule.reference.values())
-    # client 0: 4, then (1 * 4 + 2) / 2 = 3, then (2 * 3 + 2) / 3
-    assert dict(zip(clients, reference, strict=True)) == {0: pytest.approx(8 / 3), 1: 4.0}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_no_online_client_conflicts_with_the_model_step(dtype):
-    rule = FedMDFG(theta=0.05)
-    for cohort in sampled_rounds(40, 14, 5, 52, dtype):
-        step = rule.aggregate(cohort).double()
-        assert (cohort.updates.rows.double() @ step > 0).all()
 
 
 def test_line_search_second_and_third_stage():

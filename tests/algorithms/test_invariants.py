@@ -12,7 +12,6 @@ from hypothesis.extra.numpy import arrays
 from fl_lightning.algorithms import FedAvg, FedFV, FedLF, FedMDFG, FedMGDAPlus
 from fl_lightning.algorithms._shared.common_descent import loss_angle
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.ops import project_conflicts
 
 COLUMNS = (3, 1, 4)
 LAYOUT = ParamLayout.from_sizes(COLUMNS)
@@ -93,40 +92,6 @@ def test_one_block_of_rows_of_one_length_is_fedmdfg(cohort):
 
 
 # 3. FedFV
-
-
-@given(cohort=cohorts())
-@quick
-def test_fedfv_that_keeps_all_is_the_mean(cohort):
-    mean = cohort.updates.rows.mean(0)
-    rule = FedFV(alpha=1.0, tau=0)
-    step = rule.aggregate(cohort)
-    if not rule.report.flagged:
-        torch.testing.assert_close(step, mean, rtol=0, atol=1e-9 * float(mean.norm()))
-
-
-@given(rows=arrays(np.float64, st.tuples(st.integers(2, 6), st.just(4)), elements=numbers))
-@quick
-def test_projected_updates_agree_with_the_last_one(rows):
-    rows = torch.from_numpy(rows)
-    m = len(rows)
-    keep = torch.zeros(m, dtype=torch.bool)
-    projected = project_conflicts((rows @ rows.T)[None], torch.arange(m), keep)[0] @ rows
-    assert ((projected @ rows[-1])[:-1] >= -1e-11).all()
-
-
-@given(cohort=cohorts(most=2))
-@quick
-def test_fedfv_leaves_two_clients_without_conflict(cohort):
-    step = FedFV(alpha=0.0, tau=0).aggregate(cohort)
-    assert (cohort.updates.rows @ step >= -1e-7 * step.norm()).all()
-
-
-@given(cohort=cohorts(independent=True))
-@quick
-def test_fedfv_is_as_long_as_the_mean(cohort):
-    step = FedFV().aggregate(cohort)
-    assert step.norm() == pytest.approx(float(cohort.updates.rows.mean(0).norm()), rel=1e-9)
 
 
 # 4. Order and scale of the clients

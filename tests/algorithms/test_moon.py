@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from client_rounds import Net, Rounds, assign, buffers_of, by_rule, client_data, descend, flat, lost, mean_of, partial
-from method_fits import FailsInRoundOne, fit_method, trained
-from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+from method_fits import fit_method, trained
+from support import Classifier, fresh, weights
 
 import fl_lightning as fl
 from fl_lightning.algorithms import MOON
@@ -78,10 +78,6 @@ def test_statistics_and_modes_are_those_of_plain_training():
 # ---- in a trainer
 
 
-class Bare(Classifier):
-    federated_features = None
-
-
 class Wrong(Classifier):
     def federated_features(self, batch):
         return self.answer(batch)
@@ -126,14 +122,3 @@ def test_a_training_step_that_uses_its_features_saves_the_second_pass():
     torch.testing.assert_close(weights(module), trained(MOON(5.0)), rtol=0, atol=1e-6)
     assert "federated_features" not in vars(module)
     assert OnePass.passes == module.trainer.strategy.last_round.local_steps
-
-
-@pytest.mark.filterwarnings("ignore:round .* had no usable report")
-@pytest.mark.fit
-def test_a_client_that_fails_leaves_the_module_as_it_was():
-    module = fresh(FailsInRoundOne)
-    strategy = fl.FederatedStrategy(MOON(), clients_per_round=2, on_client_error="drop", seed=1)
-    with pytest.warns(UserWarning, match="left out of round 1"):
-        quiet_trainer(strategy, 3).fit(module, federated_blobs())
-    assert "federated_features" not in vars(module)
-    assert weights(module).isfinite().all()

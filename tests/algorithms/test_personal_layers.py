@@ -7,12 +7,12 @@ import pytest
 import torch
 from cases import in_turn, pairwise
 from client_rounds import Net, Rounds, client_data, flat, lost, partial
-from method_fits import assert_resumes, fit_method
+from method_fits import fit_method
 from support import Classifier, federated_blobs, fresh, on_path, quiet_trainer
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.algorithms import AFL, FedAvg, FedBN, FedHEAL, FedLF, FedPer, FedRep
+from fl_lightning.algorithms import AFL, FedBN, FedHEAL, FedLF, FedPer, FedRep
 from fl_lightning.core.storage import kept
 
 LR, EPOCHS = 0.2, 3
@@ -199,39 +199,9 @@ def test_memory_plan_counts_the_layers_alone():
     assert rule.memory(federation, 3) == {"LocalLayers.own": 13 * 8 * (6 * 4 + 4)}
 
 
-def own_loss(run, client):
-    """Of the client's own model on its data; the global one where it has none."""
-    part = run.client.personal_model(client)
-    for parameter, view in zip(run.parameters, run.layout.views(run.params.clone()), strict=True):
-        parameter.data = view
-    if part is not None:
-        model = part.completed(run.module, run.parameters, run.layout)
-        for parameter, view in zip(run.parameters, run.layout.views(model.params), strict=True):
-            parameter.data = view
-    with torch.no_grad():
-        return float(sum(run.module.loss(batch) for batch in run.data[client]) / len(run.data[client]))
-
-
-def test_heads_of_their_own_serve_clients_who_call_things_differently():
-    """Every client shifts the labels: no single model is right for two of them."""
-    data = {i: [(x, (y + i) % 4) for x, y in batches] for i, batches in client_data(batches=4, size=16).items()}
-    losses = {}
-    for method in (FedAvg(), FedPer(), FedRep(head_epochs=2)):
-        run = Rounds(method, method.client_rule(), data, lr=0.3, epochs=3)
-        for _ in range(5):
-            run.round(list(data))
-        losses[type(method).__name__] = max(own_loss(run, client) for client in data)
-    assert max(losses["FedPer"], losses["FedRep"]) < 0.6 * losses["FedAvg"], losses
-
-
 # ---- in a trainer
 
 FITS = {"FedBN": FedBN, "FedPer": FedPer, "FedRep": lambda **o: FedRep(head_epochs=1, **o)}
-
-
-@pytest.mark.fit
-def test_a_fit_with_files_resumes_bit_for_bit(tmp_path):
-    assert_resumes(lambda: FITS["FedRep"](directory=str(tmp_path / "own")), tmp_path, local_epochs=2)
 
 
 def own_accuracies(strategy, module, data):

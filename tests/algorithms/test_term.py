@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows
 from hypothesis import given, settings
@@ -10,26 +9,6 @@ from fl_lightning.core.storage import kept
 
 few = settings(max_examples=20, deadline=None, derandomize=True)
 losses_of = st.lists(st.floats(-50, 50), min_size=1, max_size=7)
-
-
-@few
-@given(losses_of, st.integers(0, 99))
-def test_towards_0_it_is_the_uniform_mean(losses, seed):
-    cohort = make_cohort(random_rows(len(losses), seed), losses)
-    torch.testing.assert_close(TERM(1e-13).aggregate(cohort), FedAvg("uniform").aggregate(cohort), rtol=1e-9, atol=1e-9)
-
-
-@few
-@given(losses_of, st.floats(1e-3, 1e3), st.sampled_from(["library", "paper"]))
-def test_weights(losses, t, reading):
-    """A tilted mean whatever the offset, and more for larger losses."""
-    rows, rule = random_rows(len(losses), 3), TERM(t, reading)
-    step = rule.aggregate(make_cohort(rows, losses))
-    moved = TERM(t, reading).aggregate(make_cohort(rows, [loss + 7.0 for loss in losses]))
-    torch.testing.assert_close(step, moved, rtol=1e-6, atol=1e-9)
-    weights = rule.report.weights
-    assert weights.sum() == pytest.approx(1, rel=1e-9)
-    assert (weights[torch.tensor(losses).argsort()].diff() >= -1e-15).all()
 
 
 @few

@@ -7,7 +7,7 @@ import torch
 from algorithm_cohorts import SIZES, make_cohort, random_rows
 from cohort_families import FAMILIES, LAYOUT, rounds_of
 
-from fl_lightning.algorithms import FedMGDAPlus, UPGrad
+from fl_lightning.algorithms import UPGrad
 from fl_lightning.core.layout import ParamLayout
 
 STARTS = [sum(SIZES[:i]) for i in range(len(SIZES) + 1)]
@@ -71,15 +71,6 @@ def test_conflicts_with_nobody_in_any_layer_and_the_mean_does(dtype):
             assert float((part @ d / part.norm(dim=1)).min()) > 0
             against += int((part @ part.mean(0) < 0).sum())
     assert against > 0
-
-
-def test_it_is_the_mean_where_nobody_conflicts_and_not_mgda_where_somebody_does():
-    rows = random_rows(4, 1).abs()
-    torch.testing.assert_close(UPGrad().aggregate(make_cohort(rows)), rows.mean(0))
-    rows = random_rows(4, 2)
-    rows[3] = -rows[0] + 0.1 * rows[1]
-    directions = [rule.aggregate(make_cohort(rows)) for rule in (UPGrad(), FedMGDAPlus(1.0))]
-    assert torch.nn.functional.cosine_similarity(*directions, dim=0) < 0.9
 
 
 def test_layers_without_a_common_direction_or_without_rows_stand_still():

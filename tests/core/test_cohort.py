@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
-import inspect
 
 import numpy as np
 import pytest
@@ -8,17 +7,11 @@ import torch
 from remote_device import RemoteDevice
 
 import fl_lightning as fl
-from fl_lightning.algorithms import ServerRule
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.updates import UpdateMatrix
 
 LAYOUT = ParamLayout.from_sizes([3, 2])
 ROWS = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
-RULES = [
-    rule
-    for rule in vars(fl.algorithms).values()
-    if inspect.isclass(rule) and issubclass(rule, ServerRule) and not inspect.isabstract(rule)
-]
 
 
 def cohort(**changes):
@@ -110,31 +103,3 @@ def test_each_error_names_its_field(field, value):
 def test_losses_that_nobody_gave_are_asked_for_by_name():
     with pytest.raises(ValueError, match="losses must be given"):
         _ = cohort(losses=None).known_losses
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_aggregate_works_without_a_trainer(rule):
-    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-    algorithm = rule([[0.0], [1.0]]) if rule is fl.algorithms.FA else rule()
-    layout = ParamLayout.from_module(module, algorithm.layers)
-    params = layout.flatten(layout.parameters(module))
-    rows = 0.1 * torch.randn(3, layout.numel, generator=torch.Generator().manual_seed(3)) + 0.05
-    losses = torch.tensor([0.5, 0.7, 0.9])
-    # What the clients of FedFa, FCFL, FairReg and FA report beside their updates.
-    extras = {
-        "accuracy": torch.tensor([0.6, 0.5, 0.4]), "disparity": torch.full((3,), 0.01),
-        "kernel_sums": torch.full((3, 4, 2), 0.5), "group_counts": torch.ones(3, 2), "sharpness": torch.ones(3),
-        "group_predictions": torch.tensor([[1.0, 1.0], [2.0, 3.0]]).expand(3, 2, 2),
-        "right_predictions": torch.tensor([3.0, 5.0]).expand(3, 2),
-    }  # fmt: skip
-    companions = {"disparity": UpdateMatrix(torch.zeros_like(rows), layout)}
-    for when in range(3):
-        made = fl.Cohort(
-            params, UpdateMatrix(rows, layout), losses, torch.tensor([5, 6, 7]), (0, 1, 2), when, client_lr=0.1,
-            losses_at=lambda params: 0.9 * losses, extras=extras, companions=companions,
-        )  # fmt: skip
-        step = algorithm.aggregate(made)
-        assert step.shape == params.shape
-        assert step.isfinite().all()
-        assert (made.updates.dots(step).sum(0) > 0).all(), "the rows agree, so the step follows all of them"
-        params = params - step

@@ -155,18 +155,6 @@ def test_tensor_data_never_meets_a_dataloader(monkeypatch):
         list(loaders(collate_fn=lambda samples: samples).batches(0, seed=0))
 
 
-def test_subclasses_of_tensor_dataset_are_asked_for_their_samples():
-    class Doubled(TensorDataset):
-        def __getitem__(self, index):
-            x, y = super().__getitem__(index)
-            return 2 * x, y
-
-        __getitems__ = None
-
-    (batch, _), *_ = loaders(Doubled(X, Y), stage="val").batches(1, seed=0)
-    assert torch.equal(batch[0], 2 * X[[1]])
-
-
 def test_large_data_is_gathered_in_pieces(monkeypatch):
     expected = list(loaders().batches(0, seed=3))
     monkeypatch.setattr("fl_lightning.data.client_loaders._CHUNK_BYTES", 1)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import fl_lightning as fl
 from fl_lightning import data as fd
@@ -256,14 +256,6 @@ def test_errors_about_evaluation_labels_name_the_stage_and_a_remedy_that_works(p
         FederatedDataModule(numbers(40), partition, val=[torch.zeros(3)] * 4, labels=vector).val_dataloader()
 
 
-def test_unlabelled_data_can_be_dealt():
-    data = FederatedDataModule(TensorDataset(torch.zeros(10, 2)), fd.IID(5), val=TensorDataset(torch.zeros(5, 2)))
-    assert data.client_sizes.tolist() == [2] * 5
-    assert data.val_dataloader().sizes.tolist() == [1] * 5
-    with pytest.raises(ValueError, match="labels"):
-        data.label_counts()
-
-
 def test_holdout():
     data = FederatedDataModule(make(100, 0), fd.Dirichlet(5, 0.5), holdout=0.2, seed=3)
     whole = FederatedDataModule(make(100, 0), fd.Dirichlet(5, 0.5), seed=3)
@@ -414,22 +406,6 @@ def test_state_hyperparameters_and_attributes_are_the_wrapped_modules(tmp_path):
     assert Evaluated.load_from_checkpoint(tmp_path / "a.ckpt").hparams.rate == 0.25
     trainer().fit(Net(), data, ckpt_path=tmp_path / "a.ckpt")
     assert ("load", {"seen": 3}) in data.data.calls
-
-
-def test_same_seed_same_clients_whatever_happened_before():
-    def parts(seed):
-        data = FederatedDataModule(Evaluated(), fd.Dirichlet(8, 0.2), seed=seed)
-        data.setup("fit")
-        return [data.train_dataloader().indices(i).tolist() for i in range(8)], [
-            data.val_dataloader().indices(i).tolist() for i in range(8)
-        ]
-
-    torch.manual_seed(0)
-    first = parts(1)
-    torch.manual_seed(99)
-    torch.rand(5)
-    assert parts(1) == first
-    assert parts(2) != first
 
 
 @pytest.mark.parametrize("twin", [copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))])
@@ -634,29 +610,3 @@ def test_loaders_that_cannot_be_divided(stage, returns, match):
     setattr(Custom, f"{stage}_dataloader", lambda self: returns())
     with pytest.raises((TypeError, ValueError), match=match):
         trainer().fit(Net(), FederatedDataModule(Custom(), fd.IID(3)))
-
-
-def test_memory_stays_small_through_the_module():
-    class Wide(Dataset):
-        targets = torch.arange(60_000) % 10
-
-        def __len__(self):
-            return 60_000
-
-        def __getitem__(self, index):
-            raise AssertionError("nothing may be read")
-
-    data = FederatedDataModule(Wide(), fd.Shards(10_000, 2))
-    data.train_dataloader()
-    # Indices and small labels; what a client costs beyond its samples is a few numbers.
-    assert len(pickle.dumps(data._division._parts)) < 8 * 60_000 + 64 * 10_000
-    assert data._division.train_samples._found.nbytes == 2 * 60_000
-
-
-def test_subset_of_a_subset_through_the_module():
-    whole = make(100, 0)
-    data = FederatedDataModule(Subset(Subset(whole, range(50, 100)), range(0, 50, 2)), fd.Pathological(4, 2))
-    batch, n = next(data.train_dataloader().batches(0, seed=None))
-    index = 50 + 2 * data.train_dataloader().indices(0)[:n]
-    assert torch.equal(batch[0], whole.tensors[0][index])
-    assert torch.equal(batch[1], whole.tensors[1][index])

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_lightning.data import dirichlet, label_counts, matched_split, pathological
+from fl_lightning.data import dirichlet, label_counts, matched_split
 
 
 def exactly_once(parts, n):
@@ -60,14 +60,6 @@ def test_exact_shares():
     evaluation = torch.tensor([0, 1] * 20)
     split = matched_split(train, parts, evaluation, 0)
     assert label_counts(evaluation, split).tolist() == [[15, 0], [5, 5], [0, 15]]
-
-
-def test_clients_keep_their_classes_of_a_pathological_partition():
-    train = torch.randint(0, 10, (3000,), generator=torch.Generator().manual_seed(0))
-    evaluation = torch.randint(0, 10, (600,), generator=torch.Generator().manual_seed(1))
-    parts = pathological(train, 30, 2, 0)
-    split = matched_split(train, parts, evaluation, 0)
-    assert torch.equal(label_counts(train, parts) > 0, label_counts(evaluation, split) > 0)
 
 
 def test_a_class_without_training_samples_is_dealt_round_robin():

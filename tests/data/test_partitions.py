@@ -133,7 +133,7 @@ def test_dirichlet_over_classes_uses_every_sample_and_gives_equal_sizes(labels, 
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-@pytest.mark.parametrize("alpha", [0.3, 3.0, 1e6])
+@pytest.mark.parametrize("alpha", [0.3, 1e6])
 def test_dirichlet_over_classes_equals_draws_one_by_one(alpha):
     """Hsu et al. 2019: ``q ~ Dir(alpha p)`` for each client, and a class from ``q`` for each of its samples."""
     labels, clients, seeds = torch.tensor([0] * 60 + [1] * 30 + [2] * 30), 12, 300

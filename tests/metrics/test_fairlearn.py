@@ -35,7 +35,7 @@ def people(draw):
     return (*(np.array(values) for values in (predictions, labels, members)), num_groups)
 
 
-@settings(max_examples=24, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(people(), st.sampled_from(METHODS), st.sampled_from(["difference", "ratio"]))
 def test_parity_opportunity_and_odds_are_those_of_fairlearn(data, method, compare):
     predictions, labels, groups, num_groups = data
@@ -64,7 +64,7 @@ def test_parity_opportunity_and_odds_are_those_of_fairlearn(data, method, compar
     assert metric.frame().group_max().numpy() == close(frame.group_max().to_numpy(dtype=float))
 
 
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(people(), st.sampled_from(METHODS), st.sampled_from(["difference", "ratio"]), st.integers(1, 7))
 def test_any_metric_by_group_is_that_of_a_metric_frame(data, method, compare, size):
     predictions, labels, groups, num_groups = data

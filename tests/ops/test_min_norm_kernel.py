@@ -139,11 +139,3 @@ def test_indefinite_matrices_end_on_the_simplex_with_a_small_gap(call):
         assert (lam >= 0).all()
         assert ((lam.sum(1) - 1).abs() <= 1e-12).all()
         assert not gap.isnan().any()
-
-
-@compiled
-def test_fuzz(call):
-    rng = np.random.default_rng(11)
-    for k in (3, 4, 6, 8, 15, 33, 64):
-        for gram in families(rng, 24 if k < 20 else 4, k).values():
-            solved(call, gram * 10.0 ** rng.integers(-12, 13))

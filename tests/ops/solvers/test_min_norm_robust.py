@@ -9,8 +9,6 @@ from qp_cases import families, gram_of, relative_gap
 from fl_lightning import ops, solvers
 from fl_lightning.ops import _active_set, _gram_problems
 
-KINDS = tuple(families(np.random.default_rng(0), 1, 5))
-
 
 def test_leading_dimensions():
     gram = torch.from_numpy(gram_of(np.random.default_rng(0).standard_normal((2, 3, 5, 9))))
@@ -97,10 +95,3 @@ def first_search_only(monkeypatch):
 @pytest.mark.usefixtures("first_search_only")
 def test_fuzz():
     assert fuzz(0, (2, 3, 4, 5, 7, 8, 13, 24, 35, 50), 16) > 4000
-
-
-@pytest.mark.usefixtures("first_search_only")
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
-def test_fuzz_long(seed):
-    assert fuzz(100 + seed, (2, 3, 4, 5, 6, 8, 11, 16, 25, 41, 70, 101), 60) > 15_000
