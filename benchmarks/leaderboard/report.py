@@ -13,7 +13,7 @@ from benchmarks.leaderboard.suites import Suite
 from benchmarks.leaderboard.traffic import Traffic
 from fl_lightning.report.conclusion import LOCAL
 from fl_lightning.report.number_formats import duration, percent
-from fl_lightning.report.tables import Figure, MethodSummary
+from fl_lightning.report.tables import Estimate, MethodSummary
 
 PAGE = Path(__file__).parents[2] / "docs" / "leaderboard.md"
 OVERVIEW = {
@@ -180,7 +180,7 @@ def _costs(rows: Sequence[Row], traffic: Mapping[str, Traffic]) -> str:
     return _markdown(head, lines)
 
 
-def _figure(figure: Figure) -> str:
+def _figure(figure: Estimate) -> str:
     if isnan(figure.mean):
         return ""
     return _number(figure.mean) + ("" if isnan(figure.deviation) else f" ± {figure.deviation:.3f}")

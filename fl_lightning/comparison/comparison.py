@@ -20,7 +20,7 @@ from fl_lightning.lightning.names import rank_zero_warn
 from fl_lightning.report import FitRecord, write_report
 from fl_lightning.report.conclusion import conclude
 from fl_lightning.report.runs_of_a_method import by_method
-from fl_lightning.report.tables import Figure, MethodSummary, summaries
+from fl_lightning.report.tables import Estimate, MethodSummary, summaries
 
 FILES = ("table.md", "runs.csv", "clients.csv", "report.html")
 """What a comparison writes."""
@@ -130,7 +130,7 @@ class Comparison:
         """A run, those that failed as well."""
         record, measure = self.results.get(run), self.measure
         (row,) = [MethodSummary("")] if record is None else self._summed([record])
-        picked = Figure(), Figure()
+        picked = Estimate(), Estimate()
         if record is not None:
             mode = measure.picked_mode or measure.mode
             (found,) = summaries(by_method([record]), measure.picked_by, "val", mode)

@@ -11,7 +11,7 @@ from fl_lightning.comparison.plan import Measure, Plan, Run
 from fl_lightning.report.conclusion import LOCAL, POOLED
 from fl_lightning.report.number_formats import STAGES, notation, percent, plural, shortened, spread
 from fl_lightning.report.repetitions import division_share
-from fl_lightning.report.tables import Figure, MethodSummary
+from fl_lightning.report.tables import Estimate, MethodSummary
 
 WIDTH = 120
 _SHORTEST = 8
@@ -60,8 +60,8 @@ def _lines(rows: Sequence[MethodSummary], names: int, clients: int) -> list[str]
     return [f"| {' | '.join([*row[:-1], row[-1].strip().rjust(widths[-1])])} |" for row in padded]
 
 
-def _cell(figure: Figure, form: str) -> str:
-    return f"{spread(figure.spread, form, '±')} {figure.mark}".rstrip()
+def _cell(estimate: Estimate, form: str) -> str:
+    return f"{spread(estimate.spread, form, '±')} {estimate.mark}".rstrip()
 
 
 def _short(name: str, width: int) -> str:

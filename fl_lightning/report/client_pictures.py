@@ -85,7 +85,7 @@ def _dots(
         color, symbol = color_of(place), _SYMBOLS[place % len(_SYMBOLS)]
         made.add_scatter(
             x=np.asarray(x, np.float32), y=np.asarray(y, np.float32), mode="markers", name=escaped(method.label),
-            hovertext=[_told(point, metric, stage) for point in shown], hoverinfo="text+name",
+            hovertext=[_hover_text(point, metric, stage) for point in shown], hoverinfo="text+name",
             marker={"color": color, "symbol": symbol, "size": np.asarray(size, np.float32), "opacity": 0.9},
         )  # fmt: skip
         line = {"color": color, "width": 1.5, "dash": "dot"}
@@ -97,6 +97,6 @@ def _valued(found: Sequence[ClientPoint]) -> list[ClientPoint]:
     return [point for point in found if not isnan(point.value)]
 
 
-def _told(point: ClientPoint, metric: str, stage: Stage) -> str:
+def _hover_text(point: ClientPoint, metric: str, stage: Stage) -> str:
     samples = f"{point.size:,} {STAGES[stage]} and {point.trained:,} training samples"
     return f"<b>{hover_name(point.label)}</b><br>{samples}<br>{escaped(metric)} {point.value:.4g}"

@@ -3,18 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isnan
 from statistics import fmean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fl_lightning.arguments.kinds import listed
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.number_formats import STAGES, isolated, notation, number, plural, shortened, spread
-from fl_lightning.report.record import FitRecord
 from fl_lightning.report.repetitions import Repetition, Spread, mark
-from fl_lightning.report.runs_of_a_method import PERSONAL, Method, Stage, called, goodness, metrics_of
+from fl_lightning.report.runs_of_a_method import PERSONAL, Method, Stage, goodness, label_of, shown_metrics
 from fl_lightning.report.tables import MethodSummary, Summary
 
 LOCAL, POOLED = "local only", "pooled"
@@ -35,11 +34,9 @@ _AGAINST_ALONE: Mapping[tuple[Verdict, Verdict], str] = {
 }
 """How the best methods do against clients that train alone: for whoever is worst, and for the mean."""
 _Key = Literal["worst", "mean"]
-_Called = Callable[[str], str]
 
 
-@dataclass(frozen=True)
-class _Contrast:
+class _Contrast(NamedTuple):
     """One number of a bound or of the reference, and of a method beside it; better: by more than repetitions differ."""
 
     base: Spread
@@ -49,22 +46,18 @@ class _Contrast:
     repetitions: int
 
 
-@dataclass(frozen=True)
-class _Finding:
+class _Finding(NamedTuple):
     """A sentence about whoever is worst and about the mean. The smaller its rank, the more it matters."""
 
     rank: int
-    sentence: Callable[[str], str]
     repetitions: int
+    sentence: str
 
 
-def conclude(
-    rows: Sequence[MethodSummary], metric: str, mode: Mode, called: _Called = str
-) -> tuple[list[str], tuple[str, ...]]:
-    """What matters most about methods and bounds, a paragraph each; and under whose names a client's value is infinite.
+def conclude(rows: Sequence[MethodSummary], metric: str, mode: Mode) -> tuple[list[str], tuple[str, ...]]:
+    """What matters most about methods and bounds, a paragraph each; and which of them end with an infinite value.
 
-    The first method is what other methods are compared with; those without values do not count. ``called`` writes a
-    method's name.
+    The first method is what other methods are compared with; those without values do not count.
     """
     infinite = tuple(row.method for row in rows if row.infinite)
     usable = [row for row in rows if row.numbers.get("worst") and row.numbers.get("mean") and not row.infinite]
@@ -75,24 +68,23 @@ def conclude(
         verdicts = worst.verdict, mean.verdict
         if bound.bound == LOCAL:
             rank = 0 if "worse" in verdicts else 3 if "better" in verdicts else 5
-            findings.append(_Finding(rank, _alone(worst, mean, len(methods), called), worst.repetitions))
+            findings.append(_Finding(rank, worst.repetitions, _alone(worst, mean, len(methods), metric)))
         elif "better" in verdicts:
-            findings.append(_Finding(1, _pooled(worst, mean, called), worst.repetitions))
+            findings.append(_Finding(1, worst.repetitions, _pooled(worst, mean, metric)))
     if methods[1:]:
         best = _best(methods[1:], "worst", mode)
         worst, mean = (_contrast(methods[0], best, key, mode) for key in ("worst", "mean"))
         rank = 4 if worst.verdict == "open" and mean.verdict != "better" else 2
-        sentence = _helps(worst, mean, methods[0].method, len(methods), called)
-        findings.append(_Finding(rank, sentence, worst.repetitions))
+        sentence = _helps(worst, mean, methods[0].method, len(methods), metric)
+        findings.append(_Finding(rank, worst.repetitions, sentence))
     findings.sort(key=lambda finding: finding.rank)
-    found = [finding.sentence("" if place else f"{metric} ") for place, finding in enumerate(findings)]
+    found = [finding.sentence for finding in findings]
     if findings and min(finding.repetitions for finding in findings) < 2:
         found[0] += " With one seed, this may be chance."
     elif findings and findings[0].rank >= 4:
         found[0] = f"There is no clear winner: what is compared lies within what repetitions differ by. {found[0]}"
     if infinite:
-        names = ", ".join(map(called, infinite))
-        found.insert(0, f"With {names}, the {metric} of a client is infinite at the end.")
+        found.insert(0, f"With {', '.join(infinite)}, the {metric} of a client is infinite at the end.")
     return found, infinite
 
 
@@ -125,35 +117,34 @@ def _written(worst: _Contrast, mean: _Contrast) -> list[str]:
     return [spread(end, form) for end in ends]
 
 
-def _alone(worst: _Contrast, mean: _Contrast, methods: int, called: _Called) -> Callable[[str], str]:
+def _alone(worst: _Contrast, mean: _Contrast, methods: int, metric: str) -> str:
     head = _AGAINST_ALONE[worst.verdict, mean.verdict]
     low, with_low, middle, with_middle = _written(worst, mean)
 
     def beside(method: str, number: str) -> str:
-        several = methods > 1
-        return f"with the methods at best {number} ({called(method)})" if several else f"with {called(method)} {number}"
+        return f"with the methods at best {number} ({method})" if methods > 1 else f"with {method} {number}"
 
-    return lambda metric: (
-        f"{head} ({LOCAL}). Whoever is worst has {metric}{low}, {beside(worst.method, with_low)}. The mean is "
+    return (
+        f"{head} ({LOCAL}). Whoever is worst has {metric} {low}, {beside(worst.method, with_low)}. The mean is "
         f"{middle}, {beside(mean.method, with_middle)}."
     )
 
 
-def _pooled(worst: _Contrast, mean: _Contrast, called: _Called) -> Callable[[str], str]:
+def _pooled(worst: _Contrast, mean: _Contrast, metric: str) -> str:
     """By which numbers pooled data are worse than a method."""
     low, with_low, middle, with_middle = _written(worst, mean)
     sides = (worst, "for whoever is worst", low, with_low), (mean, "on average", middle, with_middle)
     parts = "; and ".join(
-        f"than {called(contrast.method)} {whom}, {base} against {value}"
+        f"than {contrast.method} {whom}, {base} against {value}"
         for contrast, whom, base, value in sides
         if contrast.verdict == "better"
     )
-    return lambda metric: f"One model on all data ({POOLED}) does worse {metric and f'in {metric}'}{parts}."
+    return f"One model on all data ({POOLED}) does worse in {metric} {parts}."
 
 
-def _helps(worst: _Contrast, mean: _Contrast, reference: str, methods: int, called: _Called) -> Callable[[str], str]:
+def _helps(worst: _Contrast, mean: _Contrast, reference: str, methods: int, metric: str) -> str:
     """Which other method does most for whoever is worst, and at what cost of the mean."""
-    name, others = called(worst.method), plural(methods - 1, "other method")
+    name, others = worst.method, plural(methods - 1, "other method")
     of = f"Of {others}, " if methods > 2 else ""
     head = {
         "better": f"{of}{name} helps{of and ' most'}",
@@ -164,9 +155,9 @@ def _helps(worst: _Contrast, mean: _Contrast, reference: str, methods: int, call
         helps = f"does best of {others}. It helps" if of else "helps"
         head = f"{name} {helps} on average; for whoever is worst, that may be chance"
     low, with_low, middle, with_middle = _written(worst, mean)
-    return lambda metric: (
-        f"{head}: whoever is worst goes from {metric}{low} with {called(reference)} to {with_low}, and the mean from "
-        f"{middle} to {with_middle}."
+    return (
+        f"{head}: whoever is worst goes from {metric} {low} with {reference} to {with_low}, and the mean from {middle} "
+        f"to {with_middle}."
     )
 
 
@@ -174,21 +165,22 @@ def lede(methods: Sequence[Method], stage: Stage, table: Summary | None) -> list
     """What a report says first, a paragraph each: what a comparison comes to, and who is worst off."""
     if table is None:
         return ["No evaluation has told the clients apart yet.", "So nobody can say who is worst off."]
-    found, infinite = conclude([row for _, row in table.rows], table.metric, table.mode, _called)
+    rows = [replace(row, method=_quoted(row.method)) for _, row in table.rows]
+    found, infinite = conclude(rows, table.metric, table.mode)
     first, mode = methods[0], table.mode
-    if first.label in infinite:
+    if _quoted(first.label) in infinite:
         return [*found, "No number below counts that client, so they cannot say who is worst off."]
     metric = first.own(table.metric, stage)
     points = first.points(metric, stage)
     if not points:
         return [*found, f"{first.label} has no value of {metric} for any client."]
-    after = f"After {plural(len(first.first.rounds), 'round')} of {_called(first.label)}"
+    after = f"After {plural(len(first.first.rounds), 'round')} of {_quoted(first.label)}"
     if len(first.fits) > 1:
         after += f" ({plural(len(first.fits), 'seed')})"
     mean = sum(point.value for point in points) / len(points)
     worst, form = points[0], notation([points[0].value, mean])
     found.append(
-        f"{after}, {_called(worst.label)} ({plural(worst.size, f'{STAGES[stage]} sample')}) is worst off: its {metric} "
+        f"{after}, {_quoted(worst.label)} ({plural(worst.size, f'{STAGES[stage]} sample')}) is worst off: its {metric} "
         f"is {number(worst.value, form)}, and the mean of {plural(len(points), 'client')} is {number(mean, form)}."
     )
     without = [one.label for one in first.clients(metric, stage) if isnan(one.value)]
@@ -196,7 +188,7 @@ def lede(methods: Sequence[Method], stage: Stage, table: Summary | None) -> list
     for method in methods:
         found += _one_class(method, method.own(table.metric, stage), stage)
     if all(method.is_bound for method in methods[1:]):
-        found.append(_since_the_beginning(first.first, metric, mode, stage))
+        found += _since_the_beginning(first, metric, mode)
     return found
 
 
@@ -206,46 +198,38 @@ def _one_class(method: Method, metric: str, stage: Stage) -> list[str]:
     for record in method.records:
         values = record.last_values(stage)
         for name, some in values.one_class.items() if values is not None else ():
-            clients |= {called(record, c): None for c in some if name.startswith(PERSONAL) == own}
+            clients |= {label_of(record, c): None for c in some if name.startswith(PERSONAL) == own}
     if not clients:
         return []
     words = "get one class, though they are of several: accuracy there is the share of that class."
-    return [f"With {_called(method.label)}, all samples of {_some(list(clients))} {words}"]
+    return [f"With {_quoted(method.label)}, all samples of {_some(list(clients))} {words}"]
 
 
 def _some(labels: list[str]) -> str:
-    more = [plural(len(labels) - 4, "client")] if len(labels) > 5 else list(map(_called, labels[4:]))
-    return listed([*map(_called, labels[:4]), *more], "and")
+    more = [plural(len(labels) - 4, "client")] if len(labels) > 5 else list(map(_quoted, labels[4:]))
+    return listed([*map(_quoted, labels[:4]), *more], "and")
 
 
-def _called(label: str) -> str:
+def _quoted(label: str) -> str:
     return isolated(shortened(label, 60))
 
 
-def _since_the_beginning(record: FitRecord, metric: str, mode: Mode, stage: Stage) -> str:
+def _since_the_beginning(method: Method, metric: str, mode: Mode) -> list[str]:
     """How the worst client and the gap to the mean have changed since the first validation."""
-    metrics = metrics_of([record], "val")
-    alike = (
-        m for m, other in metrics.items() if (other, m.startswith(PERSONAL)) == (mode, metric.startswith(PERSONAL))
-    )
-    name = metric if metric in metrics else next(alike, None)
-    begin = next((values for values in record.evaluations if values.stage == "val"), None)
-    end = record.last_values("val")
-    if name is None or begin is None or end is None or begin.round == end.round:
-        return "There is no earlier evaluation to compare with, so whether the method changed that remains open."
-    pairs = [[v for v in values.values.get(name, ()) if v is not None] for values in (begin, end)]
-    if not all(pairs):
-        return "The first evaluation has no values to compare with, so whether the method changed that remains open."
-    worst = [min(values, key=lambda value: goodness(value, mode)) for values in pairs]
-    means = [sum(values) / len(values) for values in pairs]
-    gaps = [abs(mean - low) for mean, low in zip(means, worst, strict=True)]
+    names = [name for _, one, (name,) in shown_metrics([method], "val") if one == mode]
+    name = metric if metric in names else next(iter(names), "")
+    found = [values for values in method.first.evaluations if values.stage == "val" and name in values.values]
+    ends = [[v for v in values.values[name] if v is not None] for values in (found[:1] + found[1:][-1:])]
+    if len(ends) < 2 or not all(ends):
+        return ["There is no earlier evaluation to compare with, so whether the method changed that remains open."]
+    worst = [min(values, key=lambda value: goodness(value, mode)) for values in ends]
+    gaps = [abs(fmean(values) - low) for values, low in zip(ends, worst, strict=True)]
     change = goodness(worst[1], mode) - goodness(worst[0], mode)
     better = "is better off" if change > 0 else "is worse off" if change < 0 else "is where it was"
     gap = "narrowed" if gaps[1] < gaps[0] else "widened" if gaps[1] > gaps[0] else "stayed the same"
-    again = "" if name == metric else f" by {name}"
-    form = notation([*worst, *gaps])
-    ends, wide = ([number(value, form) for value in pair] for pair in (worst, gaps))
-    return (
-        f"Since the validation after {plural(begin.round, 'round')}, whoever is worst{again} {better} "
-        f"(from {ends[0]} to {ends[1]}), and the gap to the mean has {gap} (from {wide[0]} to {wide[1]})."
-    )
+    again, form = "" if name == metric else f" by {name}", notation([*worst, *gaps])
+    (first, last), (wide, narrow) = ([number(value, form) for value in pair] for pair in (worst, gaps))
+    return [
+        f"Since the validation after {plural(found[0].round, 'round')}, whoever is worst{again} {better} "
+        f"(from {first} to {last}), and the gap to the mean has {gap} (from {wide} to {narrow})."
+    ]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,17 +25,24 @@ from fl_lightning.report.pictures import (
     thinned,
 )
 from fl_lightning.report.record import FitRecord, RoundTable
-from fl_lightning.report.runs_of_a_method import Method, called, series_of, shown_metrics, told, worst_first
+from fl_lightning.report.runs_of_a_method import (
+    Method,
+    label_of,
+    repetition_label,
+    series_of,
+    shown_metrics,
+    worst_first,
+)
 
 MAX_ROWS = 400
-_Cells = np.ndarray[Any, np.dtype[np.float64]]
+_MOST_COLUMNS = 200  # of evaluations; a record's tables have no more than 50,000 cells
 _ORDER = "clients, the worst at the end on top"
 
 
 class _Map(NamedTuple):
     """What a heat map shows."""
 
-    z: _Cells
+    z: np.ndarray[Any, np.dtype[np.float64]]
     rows: list[str]
     x: list[int]  # rounds
     width: int = 1  # rounds per column
@@ -52,10 +60,10 @@ def over_time(methods: Sequence[Method]) -> Picture | None:
         known = set(kept[-1].client_ids)
         order = [client for client in worst_first(record) if client in known]
         rows = _shown(order)
-        columns = [kept[k] for k in thinned(len(kept), max(2, min(150, _cells(methods) // len(rows))))]
+        columns = [kept[k] for k in thinned(len(kept), _MOST_COLUMNS)]
         found = [dict(zip(v.client_ids, v.values.get(metric, ()), strict=False)) for v in columns]
         z = np.array([[column.get(client) for column in found] for client in rows], dtype=np.float64)
-        maps[method.label] = _Map(z, [called(record, client) for client in rows], [v.round for v in columns])
+        maps[method.label] = _Map(z, [label_of(record, client) for client in rows], [v.round for v in columns])
         named[method.label] = escaped(metric)
         series = series_of(record, metric, "val")
         count = 0 if series is None else len(series.rounds)
@@ -72,13 +80,18 @@ def over_time(methods: Sequence[Method]) -> Picture | None:
 
 def weights(methods: Sequence[Method]) -> Picture | None:
     """The weights that clients' updates had in the steps."""
-    found = _tables(methods, lambda record: record.weights, lambda record, table: [
-        client for client in worst_first(record) if client < len(table.rows)
-    ])  # fmt: skip
-    variants = {label: _drawn(map_, _ends_of([map_]), "weight", "", _ORDER) for label, map_ in found.items()}
-    most = max((len(m.first.weights.rows) for m in methods if m.first.weights is not None), default=0)
+    tables = [(method.label, method.first, method.first.weights) for method in methods]
+    found = {
+        label: _means(
+            table, [client for client in worst_first(record) if client < len(table.rows)], partial(label_of, record)
+        )
+        for label, record, table in tables
+        if table is not None and any(table.counts)
+    }
+    most = max((len(table.rows) for _, _, table in tables if table is not None), default=0)
     return picture(
-        "weights", "What weight the clients had", variants,
+        "weights", "What weight the clients had",
+        {label: _drawn(one, _ends_of([one]), "weight", "", _ORDER) for label, one in found.items()},
         "The weight of each client's update in the server's step, empty where the client did not take part. The row on "
         "top is the client that is worst off at the end.",
         first_words(methods), _widest(found), thin_words(most, MAX_ROWS), choose="method",
@@ -87,17 +100,18 @@ def weights(methods: Sequence[Method]) -> Picture | None:
 
 def layer_conflicts(methods: Sequence[Method]) -> Picture | None:
     """Clients in conflict with the step, layer by layer."""
-    found = _tables(methods, lambda record: record.layer_conflicts, lambda record, table: list(range(len(table.rows))))
-    shares = {label: map_._replace(z=100 * map_.z) for label, map_ in found.items()}
-    ends = _ends_of(shares.values())
-    variants = {
-        label: _drawn(map_, ends, "%", " % of the clients", "layers, the first on top")
-        for label, map_ in shares.items()
+    tables = [(method.label, method.first.layer_conflicts) for method in methods]
+    found = {
+        label: _means(table, range(len(table.rows)), table.rows.__getitem__, 100)
+        for label, table in tables
+        if table is not None and any(table.counts)
     }
+    ends, axis = _ends_of(found.values()), "layers, the first on top"
     return picture(
-        "layer-conflicts", "Conflicts in each layer", variants,
+        "layer-conflicts", "Conflicts in each layer",
+        {label: _drawn(one, ends, "%", " % of the clients", axis) for label, one in found.items()},
         "Share of a round's clients in conflict with the step in each layer.",
-        "All methods have the same colours." if len(variants) > 1 else "",
+        "All methods have the same colours." if len(found) > 1 else "",
         first_words(methods), _widest(found), choose="method",
     )  # fmt: skip
 
@@ -108,7 +122,7 @@ def partition(methods: Sequence[Method]) -> Picture | None:
     for record in (record for method in methods for record in method.records if any(record.client_sizes)):
         divisions.setdefault((record.client_sizes, record.holdings), record)
     found = list(divisions.values())[:5]
-    variants = {told(record) if len(found) > 1 else "": _held(record) for record in found}
+    variants = {repetition_label(record) if len(found) > 1 else "": _held(record) for record in found}
     kind = next((record.holdings.kind for record in found if record.holdings is not None), "")
     return picture(
         "partition",
@@ -124,7 +138,7 @@ def partition(methods: Sequence[Method]) -> Picture | None:
 
 def _held(record: FitRecord) -> Any:
     clients = _shown(worst_first(record))
-    names = _unique(called(record, client) for client in clients)
+    names = _unique(label_of(record, client) for client in clients)
     x = {"showticklabels": len(clients) <= MAX_NAMED, "tickvals": list(range(len(clients))), "type": "category",
          "ticktext": [escaped(record.client_names[client], 14) for client in clients], "showgrid": False}  # fmt: skip
     sizes = [record.client_sizes[client] for client in clients]
@@ -147,27 +161,11 @@ def _held(record: FitRecord) -> Any:
     return made.update_layout(yaxis_domain=[0, 0.72], yaxis_title_text=escaped(held.kind), yaxis2=above)
 
 
-def _tables(
-    methods: Sequence[Method], table_of: Callable[[FitRecord], RoundTable | None],
-    order: Callable[[FitRecord, RoundTable], list[int]],
-) -> dict[str, _Map]:  # fmt: skip
-    """Means per row and stretch of rounds, with longer stretches if there are many, for methods with such a table."""
-    found = {}
-    for method in methods:
-        table = table_of(method.first)
-        if table is None or not table.counts or not table.counts[0]:
-            continue
-        rows = _shown(order(method.first, table))
-        sums = np.array([table.totals, table.counts], dtype=np.float64)[:, rows]
-        join = -(-sums.shape[2] // max(2, min(200, _cells(methods) // max(1, len(rows)))))
-        padded = np.pad(sums, ((0, 0), (0, 0), (0, -sums.shape[2] % join)))
-        totals, counts = padded.reshape(2, len(rows), -1, join).sum(3)
-        z, width = np.divide(totals, counts, out=np.full_like(totals, np.nan), where=counts > 0), table.width * join
-        names = [
-            table.rows[row] if table is method.first.layer_conflicts else called(method.first, row) for row in rows
-        ]
-        found[method.label] = _Map(z, names, [k * width + 1 for k in range(z.shape[1])], width)
-    return found
+def _means(table: RoundTable, order: Sequence[int], name_of: Callable[[int], str], factor: float = 1.0) -> _Map:
+    """The means of a record's table, for rows in this order."""
+    rows, means = _shown(order), np.array(table.means, dtype=np.float64)
+    starts = [k * table.width + 1 for k in range(means.shape[1])]
+    return _Map(factor * means[rows], list(map(name_of, rows)), starts, table.width)
 
 
 def _drawn(shown: _Map, ends: tuple[float, float], bar: str, unit: str, axis: str, colors: str | None = None) -> Any:
@@ -190,7 +188,7 @@ def _row_axis(rows: Sequence[str]) -> dict[str, Any]:
     return {"showticklabels": few, "ticks": "", "showgrid": False, "autorange": "reversed", "type": "category", **ticks}
 
 
-def _shown(order: list[int]) -> list[int]:
+def _shown(order: Sequence[int]) -> list[int]:
     return [order[place] for place in both_ends(len(order), MAX_ROWS)]
 
 
@@ -207,11 +205,6 @@ def _ends_of(maps: Iterable[_Map], from_0: bool = True) -> tuple[float, float]:
 
 def _widest(maps: dict[str, _Map]) -> str:
     return means_words(max((map_.width for map_ in maps.values()), default=1), "Columns")
-
-
-def _cells(methods: Sequence[Method]) -> int:
-    """Cells of one heat map: with many methods, the page stays small."""
-    return min(60_000, 240_000 // len(methods))
 
 
 def _unique(names: Iterable[str]) -> list[str]:

@@ -54,7 +54,7 @@ class Theme:
             "layout": {
                 "colorscale": {"sequential": blue, "diverging": signed},
                 "font": {"family": FONTS, "size": 12, "color": self.ink},
-                "hoverlabel": {"align": "left", "bgcolor": self.panel, "font": {"color": self.ink}},
+                "hoverlabel": {"align": "left", "bgcolor": self.panel, "font": {"color": self.ink}, "namelength": -1},
                 "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"},
                 "margin": {"l": 44, "r": 8, "t": 8, "b": 44},
                 "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": self.muted, "activecolor": self.ink},

@@ -92,7 +92,11 @@ class Method:
             columns = [dict(zip(v.client_ids, v.values[metric], strict=True)) for _, v in group]
             for client, size in zip(values.client_ids, values.sizes, strict=True):
                 spread = Spread.of(column.get(client) for column in columns)
-                name = called(record, client) if self.same_clients else f"{called(record, client)} ({told(record)})"
+                name = (
+                    label_of(record, client)
+                    if self.same_clients
+                    else f"{label_of(record, client)} ({repetition_label(record)})"
+                )
                 value = nan if spread is None else spread.mean
                 points.append(ClientPoint(client, name, size, record.client_sizes[client], value))
         return sorted(points, key=lambda one: (isnan(one.value), goodness(one.value, found[0][1].modes[metric])))
@@ -194,12 +198,12 @@ def _worst(fits: Iterable[Mapping[int, float]], mode: Mode) -> int | None:
     return min(values, key=lambda client: fmean(values[client]), default=None)
 
 
-def told(record: FitRecord) -> str:
+def repetition_label(record: FitRecord) -> str:
     """Which repetition a fit is, in words."""
     return f"division {record.division}, seed {record.seed}" if record.division else f"seed {record.seed}"
 
 
-def called(record: FitRecord, client: int) -> str:
+def label_of(record: FitRecord, client: int) -> str:
     """How one speaks of a client."""
     return client_label(record.client_names[client] if client < len(record.client_names) else str(client))
 

@@ -20,7 +20,7 @@ from fl_lightning.report.repetitions import Repetition, Spread, mark
 from fl_lightning.report.runs_of_a_method import (
     Method,
     Stage,
-    called,
+    label_of,
     metrics_of,
     records_of,
     seconds_of,
@@ -31,7 +31,7 @@ _LISTED = 200
 
 
 @dataclass(frozen=True)
-class Figure:
+class Estimate:
     """A number over repetitions."""
 
     spread: Spread | None = None  # mean and standard deviation; None without any number
@@ -56,12 +56,12 @@ class MethodSummary:
     bound: str = ""  # what the bound is called, if the row is one
     learning_rate: float | None = None  # of its clients; None without a single one
     repetitions: int = 0  # that ran to their end
-    mean: Figure = Figure()  # over the clients
-    worst_10: Figure = Figure()  # over the worst tenth of them
+    mean: Estimate = Estimate()  # over the clients
+    worst_10: Estimate = Estimate()  # over the worst tenth of them
     worst_client: str = ""  # with the worst mean over the seeds; empty where several divisions make clients anew
-    worst: Figure = Figure()  # its value; with several divisions, that of the worst client of each
-    angle: Figure = Figure()  # fairness angle in radians; without numbers where small values are good
-    std: Figure = Figure()  # over the clients
+    worst: Estimate = Estimate()  # its value; with several divisions, that of the worst client of each
+    angle: Estimate = Estimate()  # fairness angle in radians; without numbers where small values are good
+    std: Estimate = Estimate()  # over the clients
     conflicts: float = nan  # share of a round's clients in conflict with the step; NaN for bounds
     seconds: float = nan  # of all rounds of a run, with their evaluations
     not_finite: int = 0  # repetitions whose numbers are not finite, and left out
@@ -85,8 +85,8 @@ def summaries(
     everyone = set[int]().union(*(clients for several in counted.values() for clients in several))
     rows = []
     for label, (method, name) in named.items():
-        figures = {
-            key: Figure(
+        estimates = {
+            key: Estimate(
                 Spread.of(found.values()), mark(found, base.get(key, {}), mode == "max" and key not in ("angle", "std"))
             )
             for key, found in numbers[label].items()
@@ -105,7 +105,7 @@ def summaries(
             without_value=len(everyone - several[0].intersection(*several)) if several else 0,
             infinite=method.ends_infinite(name, stage),
             numbers=numbers[label],
-            **figures,
+            **estimates,
         )
         rows.append(row)
     return rows
@@ -209,7 +209,7 @@ def reasons(methods: Sequence[Method]) -> Part:
         label = method.label if len(method.fits) == 1 else f"{method.label}, seed {record.seed}"
         for entry in record.absences:
             first, last = entry.first_round + 1, entry.last_round + 1
-            names = ", ".join(called(record, client) for client in entry.client_ids[:5])
+            names = ", ".join(label_of(record, client) for client in entry.client_ids[:5])
             more = " and others" if len(entry.client_ids) > 5 else ""
             rounds = f"{first}" if first == last else f"{first} to {last}"
             rows.append([label, entry.reason, f"{entry.count:,}", rounds, names + more])

@@ -58,8 +58,8 @@ def test_below_it_stands_what_one_has_to_know():
         "FedLF helps: whoever is worst goes from test_acc 0.410 ± 0.010 with FedAvg to 0.660 ± 0.010"
     )
     assert last.endswith(
-        "Clients are worse off alone (local only). Whoever is worst has 0.510 ± 0.010, with the methods at best 0.660 "
-        "± 0.010 (FedLF). The mean is 0.625 ± 0.010, with the methods at best 0.775 ± 0.010 (FedLF)."
+        "Clients are worse off alone (local only). Whoever is worst has test_acc 0.510 ± 0.010, with the methods at "
+        "best 0.660 ± 0.010 (FedLF). The mean is 0.625 ± 0.010, with the methods at best 0.775 ± 0.010 (FedLF)."
     )
 
 

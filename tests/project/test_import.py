@@ -50,7 +50,17 @@ def test_import_adds_less_than_a_second_to_lightnings_own(imported, interpreter)
 
 def test_import_loads_nothing_that_only_extras_or_users_need(imported):
     assert "fl_lightning" in imported["added"]
-    unwanted = {"torchvision", "matplotlib", "sklearn", "scipy", "pandas", "jsonargparse", "rich", "tensorboard"}
+    unwanted = {
+        "torchvision",
+        "matplotlib",
+        "plotly",
+        "sklearn",
+        "scipy",
+        "pandas",
+        "jsonargparse",
+        "rich",
+        "tensorboard",
+    }
     assert not set(imported["added"]) & (unwanted | {"pytorch_lightning", "clarabel", "IPython", "triton"})
     assert not set(imported["of_parts"]) & unwanted
 

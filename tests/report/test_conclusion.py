@@ -29,25 +29,25 @@ def repeated(numbers):
     return {Repetition(0, seed): number for seed, number in enumerate(numbers)}
 
 
-def concluded(rows, mode="max", called=str, **changes):
+def concluded(rows, mode="max", **changes):
     made = [
         MethodSummary(
             name, name if name in (LOCAL, POOLED) else "", numbers={"worst": repeated(worst), "mean": repeated(mean)}
         )
         for name, (worst, mean) in rows.items()
     ]
-    return conclude([replace(one, **changes.get(one.method, {})) for one in made], "acc", mode, called)[0]
+    return conclude([replace(one, **changes.get(one.method, {})) for one in made], "acc", mode)[0]
 
 
 def test_being_better_off_alone_comes_before_what_a_method_brings():
     paragraphs = concluded(OPPOSITE)
     assert paragraphs[0] == ALONE
     assert paragraphs[1] == (
-        "One model on all data (pooled) does worse than QFedAvg for whoever is worst, 0.110 ± 0.014 against 0.327 "
-        "± 0.010."
+        "One model on all data (pooled) does worse in acc than QFedAvg for whoever is worst, 0.110 ± 0.014 against "
+        "0.327 ± 0.010."
     )
     assert paragraphs[2] == (
-        "QFedAvg helps: whoever is worst goes from 0.096 ± 0.008 with FedAvg to 0.327 ± 0.010, and the mean from "
+        "QFedAvg helps: whoever is worst goes from acc 0.096 ± 0.008 with FedAvg to 0.327 ± 0.010, and the mean from "
         "0.590 ± 0.014 to 0.560 ± 0.014."
     )
     assert len(paragraphs) == 3
@@ -106,9 +106,9 @@ def test_a_bound_with_one_of_the_seeds_may_be_chance():
 
 
 def test_rows_with_an_infinite_value_are_named_and_left_out():
-    found = concluded({"A": WEAK, "B": GOOD, "C": NOISY}, called=lambda name: f"<{name}>", B={"infinite": True})
-    assert found[0] == "With <B>, the acc of a client is infinite at the end."
-    assert found[1].startswith(OPEN + "<C> may help or not")
+    found = concluded({"A": WEAK, "B": GOOD, "C": NOISY}, B={"infinite": True})
+    assert found[0] == "With B, the acc of a client is infinite at the end."
+    assert found[1].startswith(OPEN + "C may help or not")
 
 
 def test_a_report_begins_with_it_and_counts_the_clients_own_models(tmp_path):
@@ -132,7 +132,7 @@ def test_a_report_begins_with_it_and_counts_the_clients_own_models(tmp_path):
     assert lede.startswith(
         "<p>Clients are better off alone (local only). Whoever is worst has test_acc 0.987, with the"
     )
-    assert "\u2068Ditto\u2069 helps: whoever is worst goes from 0." in lede
+    assert "\u2068Ditto\u2069 helps: whoever is worst goes from test_acc 0." in lede
     assert "Clients have models of their own with Ditto" in text
 
 

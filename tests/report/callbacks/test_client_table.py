@@ -5,7 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 from callback_fakes import evaluation_record, fake_trainer, validate
+from lightning.pytorch.loggers import CSVLogger
+from support import federated_blobs, fresh, quiet_trainer
 
+import fl_lightning as fl
 from fl_lightning.lightning.names import TrainerFn
 from fl_lightning.report.callbacks import ClientTable, format_client_table
 
@@ -103,6 +106,41 @@ def test_where_the_file_goes(tmp_path):
     ):
         validate(ClientTable(tmp_path / "skipped"), trainer, evaluation_record(1))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs"]
+
+
+def fitted(rounds, table, path=None, **options):
+    """A trainer after a fit."""
+    trainer = quiet_trainer(fl.FederatedStrategy(), rounds, callbacks=[table], num_sanity_val_steps=1, **options)
+    trainer.fit(fresh(), federated_blobs(3, train=60), ckpt_path=path)
+    return trainer
+
+
+def test_real_fits_resume_go_on_and_are_tested(tmp_path, capsys):
+    logger, file = CSVLogger(tmp_path, name="run", version=0), tmp_path / "run" / "version_0" / "clients.csv"
+    fitted(2, ClientTable(), logger=logger).save_checkpoint(tmp_path / "two.ckpt")
+    trainer = fitted(4, ClientTable(), tmp_path / "two.ckpt", logger=logger)
+    assert keys(file) == [(n, "val") for n in (1, 2, 3, 4)]  # the sanity check left nothing
+    # Back to round 2: what the longer run wrote for rounds 3 and 4 belongs to another future.
+    fitted(3, ClientTable(), tmp_path / "two.ckpt", logger=logger)
+    assert keys(file) == [(n, "val") for n in (1, 2, 3)]
+    trainer.fit_loop.max_epochs = 5
+    trainer.fit(fresh(), federated_blobs(3, train=60))
+    assert keys(file) == [(n, "val") for n in (1, 2, 3, 5)]
+    trainer.test(fresh(), federated_blobs(3, train=60), verbose=False)
+    assert "test after 5 rounds: 3 clients" in capsys.readouterr().out
+    before = file.read_bytes()
+    fitted(2, ClientTable(file.parent), fast_dev_run=True)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("make", [fl.callbacks.FitRecorder, ClientTable])
+def test_other_strategies_are_refused_before_anything_runs(make):
+    make().setup(fake_trainer(), None, "fit")
+    message = (
+        rf"{make.__name__} needs Trainer\(strategy=FederatedStrategy\(...\)\), found strategy SingleDeviceStrategy"
+    )
+    with pytest.raises(ValueError, match=message):
+        quiet_trainer("auto", callbacks=[make()]).fit(fresh(), federated_blobs(3))
 
 
 def test_a_foreign_file_is_not_touched(tmp_path):

@@ -4,7 +4,6 @@ from dataclasses import replace
 import lightning as L
 import pytest
 import torch
-from callback_fakes import fake_trainer
 from support import Blobs, Classifier, blobs, federated_blobs, fresh, quiet_trainer
 from watching import Records
 
@@ -148,10 +147,8 @@ def test_classes_have_the_datasets_names():
     assert fl.FederatedDataModule(Blobs(), fl.data.IID(4)).known_label_counts()[0] == ("0", "1", "2", "3")
 
 
-def test_a_record_needs_a_fit_and_a_federated_strategy():
+def test_a_record_needs_a_fit():
     with pytest.raises(ValueError, match="record needs a fit that has begun, found none"):
         _ = FitRecorder().record
     assert FitRecorder().state_dict() == {}
-    with pytest.raises(ValueError, match="FitRecorder needs Trainer"):
-        FitRecorder().setup(fake_trainer(strategy=object()), None, "fit")
     assert RoundSeries().round == ()
