@@ -31,7 +31,7 @@ def main(rounds: int = 5) -> bool:
     method, layout = fl.algorithms.FedLF(), fl.ParamLayout.from_module(module())
     theta = layout.flatten(layout.parameters(module()))
     for index in range(rounds):
-        orders = [fl.ServerMessage.to_client(i, method.client_rule(), index, theta) for i in range(3)]
+        orders = [fl.ServerMessage(index, theta).to_client(i, method.client_rule()) for i in range(3)]
         sent = [client.train(order) for client, order in zip(clients, orders, strict=True)]
         cohort = fl.Cohort(
             params=theta,

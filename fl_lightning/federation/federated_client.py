@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
-
-import torch
-from torch import Tensor
 
 from fl_lightning.arguments import ANY, Bounds, Example, altered, checked
 from fl_lightning.clients.client_batches import ClientBatches
@@ -18,8 +15,7 @@ from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.storage import kept
 from fl_lightning.core.storage.files import KeptStates
 from fl_lightning.data.datamodule import FederatedDataModule
-from fl_lightning.data.labels import Samples
-from fl_lightning.data.partitions import Partition
+from fl_lightning.data.partitions import IID
 from fl_lightning.data.sources import AnyDataset
 from fl_lightning.federation.client_visit import Visit, Work
 from fl_lightning.federation.door import read
@@ -89,7 +85,7 @@ class FederatedClient:
                 f"second, found {client_id} and {num_clients}"
             )
         else:
-            data = FederatedDataModule(data, _Everything())
+            data = FederatedDataModule(data, IID(1))
         self._trainer = dict(trainer or {})
         for name in _OWN:
             if name in self._trainer:
@@ -223,19 +219,3 @@ class FederatedClient:
         if visit.sent is not None and self._keeps:
             self._kept.put(message.round, visit.kept)
         return visit
-
-
-class _Everything(Partition):
-    """All samples of a data set belong to the one client that has it."""
-
-    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
-        """See :meth:`Partition.split`."""
-        return [torch.arange(len(labels))]
-
-    def divide(self, samples: Samples, seed: int) -> list[Tensor]:
-        """See :meth:`Partition.divide`; labels are not looked up."""
-        return self.split(torch.empty(len(samples)), seed)
-
-    def match(self, train: Samples, parts: Sequence[Tensor], samples: Samples, seed: int) -> list[Tensor]:
-        """See :meth:`Partition.match`."""
-        return self.divide(samples, seed)

@@ -138,8 +138,11 @@ class FederatedServer(RegisteredClients):
         return self._told(client_id, self.evaluated_params)
 
     def _told(self, client: int, params: Tensor, steps: int | None = None, rounds: int | None = None) -> ServerMessage:
-        sent = self.counted.get(client), self._model.buffers.global_values(), steps, rounds, self._model.plain
-        return ServerMessage.to_client(client, self.client_rule, self.round, params, *sent)
+        message = ServerMessage(
+            self.round, params, counted=self.counted.get(client), buffers=self._model.buffers.global_values(),
+            steps_per_round=steps, module=self._model.plain, rounds=rounds,
+        )  # fmt: skip
+        return message.to_client(client, self.client_rule)
 
     @property
     def evaluated_params(self) -> Tensor:

@@ -74,35 +74,15 @@ class ServerMessage:
         if not bool(all_finite(self.params)):
             raise ValueError("params must be finite, found NaN or infinity")
 
-    @classmethod
     @checked(client_id=CLIENT)
-    def to_client(
-        cls,
-        client_id: int,
-        rule: ClientRule,
-        round: int,  # noqa: A002
-        params: Tensor,
-        counted: int | None = None,
-        buffers: Mapping[str, Tensor] | None = None,
-        steps_per_round: int | None = None,
-        rounds: int | None = None,
-        module: Mapping[str, Any] | None = None,
-    ) -> ServerMessage:
-        """The message for one client, with what the server's object of the client rule says; tensors are not copied.
+    def to_client(self, client_id: int, rule: ClientRule) -> ServerMessage:
+        """The message with what the method says to one client; tensors are not copied.
 
         Args:
             client_id: the client.
             rule: the client half of the method, which the server commits with every round.
-            round: as the attribute.
-            params: as the attribute.
-            counted: as the attribute.
-            buffers: as the attribute; ``None``: empty.
-            steps_per_round: as the attribute.
-            rounds: as the attribute.
-            module: as the attribute; ``None``: empty.
         """
-        sent = kept.state(rule, "all"), kept.for_one(rule, client_id)
-        return cls(round, params, *sent, counted, buffers or {}, steps_per_round, rounds, module or {})
+        return replace(self, broadcast=kept.state(rule, "all"), client_state=kept.for_one(rule, client_id))
 
 
 @checked(client_id=CLIENT, round=ROUND, size=SAMPLES, loss=LOSS, train_loss=LOSS, client_lr=RATE, steps=STEPS)

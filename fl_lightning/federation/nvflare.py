@@ -99,18 +99,10 @@ class FederatedController(ModelController):  # type: ignore[misc, unused-ignore]
         run = ServerRun(server, self.rounds, Path(self.folder or self.get_run_dir()))
         run.resume()
         self._introduce(server)
-        run.begin()
-        try:
-            while server.round < self.rounds:
-                record = self._round(server)
-                if record is None:
-                    return
+        with run.running():
+            while server.round < self.rounds and (record := self._round(server)) is not None:
                 run.closed(record)
                 run.save({})
-        except BaseException as error:
-            run.abort(error)
-            raise
-        run.finish()
 
     def _introduce(self, server: FederatedServer) -> None:
         found, missing = self._ask(_INTRODUCE, {client: {} for client in range(len(self.sites))})
@@ -122,27 +114,26 @@ class FederatedController(ModelController):  # type: ignore[misc, unused-ignore]
                 server.register(introduction)
             else:
                 self._refused[client] = f"it cannot take part: {words}"
-        if not self._refused or self.is_aborted():
-            return
         words = "; ".join(f"site {self.sites[client]}: {why}" for client, why in self._refused.items())
-        if len(server.registered) < server.min_clients:
+        if len(server.registered) < server.min_clients and not self.is_aborted():
             raise ValueError(f"min_clients={server.min_clients} sites must take part: {words}")
-        rank_zero_warn(f"{words}; the others go on")
+        if words:
+            rank_zero_warn(f"{words}; the others go on")
 
     def _round(self, server: FederatedServer) -> RoundRecord | None:
         """One round; ``None`` if the job was aborted in the middle of it."""
-        clients = server.open_round()
+        cohort = server.open_round()
+        absent = {client: why for client, why in self._refused.items() if client in cohort}
         answers, missing = self._ask(
-            _TRAIN, {client: vars(server.message(client)) for client in clients if client not in self._refused}
+            _TRAIN, {client: vars(server.message(client)) for client in cohort if client not in absent}
         )
-        missing |= {client: self._refused[client] for client in clients if client in self._refused}
         if self.is_aborted():
             return None
-        return server.close_round(answers, missing, partial(self._losses_at, server), self._refused)
+        return server.close_round(answers, missing | absent, partial(self._losses_at, server), absent)
 
     def _losses_at(self, server: FederatedServer, params: Tensor, clients: Sequence[int]) -> dict[int, Any]:
         found, missing = self._ask(_LOSS, {k: {**vars(server.message(k)), "params": params} for k in clients})
-        return {**missing, **{client: fields.get("loss") for client, fields in found.items()}}
+        return {**missing, **{client: fields.get(_LOSS) for client, fields in found.items()}}
 
     def _ask(
         self, task: str, messages: Mapping[int, Mapping[str, Any]]
@@ -197,9 +188,7 @@ def run_client(make: Callable[[int], FederatedClient]) -> None:
 def _answer(client: FederatedClient, task: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
     if task == _INTRODUCE:
         return vars(client.introduction())
-    if task == _TRAIN:
-        return vars(client.train(message))
-    return {"loss": client.loss(message)}
+    return vars(client.train(message)) if task == _TRAIN else {_LOSS: client.loss(message)}
 
 
 def _made(path: str, num_clients: int) -> FederatedServer:

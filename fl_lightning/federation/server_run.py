@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from math import nan
 from pathlib import Path
@@ -74,12 +75,28 @@ class ServerRun:
 
     # ---- a run
 
-    def begin(self) -> None:
-        """All that the first round needs is there."""
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """All that the first round needs is there; the rounds, inside."""
+        call, loggers = self.trainer.call, self.trainer.loggers
         self._server.begin()
-        self.trainer.call("setup", "fit")
-        self.trainer.call("on_fit_start")
-        self.trainer.call("on_train_start")
+        call("setup", "fit")
+        call("on_fit_start")
+        call("on_train_start")
+        try:
+            yield
+        except BaseException as error:
+            call("on_exception", error)
+            for logger in loggers:
+                logger.finalize("failed")
+            raise
+        words = self._server.finish()
+        if words is not None:
+            rank_zero_info(words)
+        call("on_train_end")
+        call("on_fit_end")
+        for logger in loggers:
+            logger.finalize("success")
 
     def closed(self, record: RoundRecord) -> None:
         """A round is over."""
@@ -104,22 +121,6 @@ class ServerRun:
         if stage == "test":
             self._report.print_table(record, self.trainer)
         return record
-
-    def finish(self) -> None:
-        """All rounds are over."""
-        words = self._server.finish()
-        if words is not None:
-            rank_zero_info(words)
-        self.trainer.call("on_train_end")
-        self.trainer.call("on_fit_end")
-        for logger in self.trainer.loggers:
-            logger.finalize("success")
-
-    def abort(self, error: BaseException) -> None:
-        """The run ends before its time."""
-        self.trainer.call("on_exception", error)
-        for logger in self.trainer.loggers:
-            logger.finalize("failed")
 
     def _log(self, metrics: Mapping[str, float], round: int) -> None:  # noqa: A002
         """Gives numbers to the loggers, at the step and epoch that a simulation gives them."""

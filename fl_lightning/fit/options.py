@@ -191,8 +191,7 @@ class FitOptions(LocalOptions):
         shared = (self.executor, self.server_optimizer)
         copied = deepcopy(self, {id(part): part for part in shared})
         object.__setattr__(copied, "on_client_error", "drop")
-        kept.reset(copied.algorithm)
-        kept.reset(copied.client_rule)
+        kept.in_memory(copied.client_rule)
         return copied
 
 

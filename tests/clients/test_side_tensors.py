@@ -130,12 +130,11 @@ def test_workers_and_one_process_give_the_same(kind):
 
 @pytest.mark.parametrize(("kind", "policy"), [(Byol, "mean"), (Moco, "mean"), (Moco, "largest"), (Moco, "global")])
 def test_clients_on_their_own_give_the_bits_of_a_fit(kind, policy):
-    module, apart = fresh(kind), Federation(fl.algorithms.FedAvg, lambda seed: fresh(kind, seed), buffers=policy)
-    training_only(fl.FederatedStrategy(buffers=policy), 3).fit(module, federated_blobs(4))
-    for when in range(3):
-        apart.round(when, range(4))
-    assert torch.equal(apart.weights(), weights(module))
-    for (name, value), (_, other) in zip(module.named_buffers(), apart.module.named_buffers(), strict=True):
+    module, strategy = fresh(kind), fl.FederatedStrategy(buffers=policy)
+    training_only(strategy, 3).fit(module, federated_blobs(4))
+    apart = Federation(strategy, lambda seed: fresh(kind, seed)).run(3)
+    assert torch.equal(weights(apart), weights(module))
+    for (name, value), (_, other) in zip(module.named_buffers(), apart.named_buffers(), strict=True):
         assert torch.equal(value, other), name
 
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 from support import Classifier, federated_blobs, fit, fresh, on_path
 from test_federated_client import compare, message, one_client
-from test_federated_server import made_server
 from test_module_state import Gathers, inside, made, one_round
 
 import fl_lightning as fl
-from fl_lightning.algorithms import SCAFFOLD, ClientReport, ClientRule, FedAvg, FedFa, FedLF
+from fl_lightning.algorithms import SCAFFOLD, ClientReport, ClientRule, FedFa, FedLF
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers
 from fl_lightning.core.storage.declared import at_clients
 from fl_lightning.core.storage.per_client import plain
@@ -68,8 +67,6 @@ class Partly(Classifier):
 
 
 def test_a_module_that_trains_a_part_is_evaluated_with_that_part():
-    server = made_server(FedAvg)
-    assert server.evaluation_message(1).params.numel() > 36
     server = fl.FederatedServer(fresh(Partly, 7), fl.FederatedStrategy(seed=5), 4)
     told = server.evaluation_message(1)
     assert told.params.numel() == 36

@@ -4,10 +4,9 @@
 from functools import cache
 from importlib.util import find_spec
 
-import lightning as L
 import pytest
 import torch
-from by_hand import Federation, own_loader
+from by_hand import Federation, Own, own_loader
 from resuming import ALGORITHMS
 from support import Classifier, Manual, federated_blobs, fit, fresh, on_path, weights
 from watching import Records
@@ -27,28 +26,35 @@ from fl_lightning.algorithms import (
 )
 
 
-def compare(method, module=Classifier, options=None, rounds=3, trainer=None, on_client_error="raise", **shared):
-    """The same federation of 4 clients, 3 in a round, in a trainer and by hand."""
-    client = shared.pop("client", None)
-    folder = shared.pop("folder", None)
-    strategy = {"algorithm": method(), "client": None if client is None else client(), **shared}
-    records, trainer = Records(), trainer or {}
+def compare(method, module=Classifier, options=None, rounds=3, trainer=None, folder=None, data=None, **shared):
+    """The same federation of 4 clients, 3 in a round, in a trainer and apart: weights, records, evaluations."""
+    shared = {"clients_per_round": 3, "seed": 5, **shared}
+    halves = {"algorithm": method(), "client": shared.pop("client", lambda: None)()}
+    records, trainer, options = Records(), trainer or {}, options or {}
     inside = fit(
-        fresh(module, **(options or {})), rounds, data=federated_blobs(4), callbacks=[records],
-        on_client_error=on_client_error, **strategy, **trainer,
-    )  # fmt: skip
+        fresh(module, **options), rounds, data=federated_blobs(4), callbacks=[records], **halves, **shared, **trainer
+    )
     apart = Federation(
-        method, lambda seed: fresh(module, seed, **(options or {})), client=client, seed=5, folder=folder,
-        trainer=trainer, clock={"steps_per_round": inside.strategy.fit_description.steps_per_round, "rounds": rounds},
-        **shared,
+        fl.FederatedStrategy(**halves, **shared), lambda seed: fresh(module, seed, **options), trainer=trainer,
+        data=data or Own, rounds=rounds, folder=folder,
     )  # fmt: skip
-    for when, record in enumerate(records.rounds):
-        apart.round(when, [*record.client_ids, *record.dropped], record.dropped)
-    assert torch.equal(apart.weights(), weights(inside.module))
+    found = [apart.round() for _ in range(rounds)]
+    clients = apart.clients
+    evaluated = [clients[k].evaluate(apart.server.evaluation_message(k)) for k in range(4)]
+    apart.server.finish()
+    assert torch.equal(weights(apart.server.module), weights(inside.module))
+    for ours, theirs in zip(found, records.rounds, strict=True):
+        for name in ("client_ids", "dropped", "step_norm", "local_steps", "layer_conflicts"):
+            assert getattr(ours, name) == getattr(theirs, name), name
+        assert ours.train_loss == pytest.approx(theirs.train_loss, abs=0, nan_ok=True)
+    assert [record.client_ids for record in evaluated] == [(0,), (1,), (2,), (3,)]
+    for name, values in records.evaluations[-1].values.items():
+        assert torch.equal(torch.cat([record.values[name] for record in evaluated]), values), name
+    assert torch.equal(torch.cat([record.sizes for record in evaluated]), records.evaluations[-1].sizes)
     return inside, apart, records.rounds
 
 
-QUICK = ("FedAvg", "SCAFFOLD", "MOON", "FedLF", "FedMDFG")
+QUICK = ("FedAvg", "SCAFFOLD", "MOON", "Ditto", "FedLF", "FedMDFG")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +103,7 @@ class Scheduled(Classifier):
 def test_schedules_go_on_from_round_to_round():
     _, apart, _ = compare(FedAvg, Scheduled, rounds=5)
     _, steady, _ = compare(FedAvg, rounds=5)
-    assert not torch.equal(apart.params, steady.params)
+    assert not torch.equal(weights(apart.server.module), weights(steady.server.module))
 
 
 @cache
@@ -133,7 +139,7 @@ def test_what_a_client_kept_of_a_round_that_did_not_count_is_forgotten(tmp_path,
 def test_personal_models_are_those_of_the_fit(tmp_path, method):
     inside, apart, _ = compare(method, options={"norm": True}, folder=tmp_path)
     mine = inside.strategy.client_rule
-    for client, when in apart.counted.items():
+    for client, when in apart.server.counted.items():
         path = tmp_path / f"client-{client:06d}" / f"round-{when:06d}.pt"
         kept = torch.load(path, weights_only=True)["rule"]["own"]
         own = mine.personal_model(client)
@@ -164,16 +170,11 @@ def message(when=0, **fields):
     return fl.ServerMessage(when, layout.flatten(layout.parameters(module)), **fields)
 
 
-class Own(L.LightningDataModule):
-    def train_dataloader(self):
-        return own_loader(1, federated_blobs(4))
-
-
 def test_every_kind_of_data_gives_the_same_bits():
     loader = own_loader(1, federated_blobs(4))
     expected = one_client(loader).train(message(3))
     for data in (
-        Own(),
+        Own(1),
         federated_blobs(4),
         fl.FederatedDataModule(loader.dataset, [range(0), range(len(loader.dataset))], batch_size=10),
     ):

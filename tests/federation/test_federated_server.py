@@ -7,117 +7,63 @@ from functools import partial
 
 import pytest
 import torch
-from by_hand import Own, own_loader, wired
+from by_hand import Federation, Own, own_loader, wired
 from sites import of
 from support import Adapted, Classifier, federated_blobs, fit, fresh, reload, training_only, weights
-from watching import Records
 
 import fl_lightning as fl
-from fl_lightning.algorithms import SCAFFOLD, Ditto, FedAvg, FedLF, FedMDFG
+from fl_lightning.algorithms import SCAFFOLD, Ditto, FedAvg, FedLF
 
 CPU = {"accelerator": "cpu"}
 
 
-def made_clients(method, options=None, folder=None, data=Own, trainer=CPU):
-    strategy, options = fl.FederatedStrategy(method(), seed=5), options or {}
-    return [
-        fl.FederatedClient(fresh(seed=50 + k, **options), data(k), strategy, k, 4, trainer, folder) for k in range(4)
-    ]
-
-
-def made_server(method, options=None, rounds=3, precision="32-true", **shared):
-    strategy = fl.FederatedStrategy(method(), **{"clients_per_round": 3, "seed": 5, **shared})
-    return fl.FederatedServer(fresh(**(options or {})), strategy, 4, precision, rounds=rounds)
-
-
-def one_round(server, clients, lost=()):
-    answers = {}
-    for client in reversed(server.open_round()):
-        answers[client] = wired(clients[client].train(wired(server.message(client))))
-
-    def losses_at(params, ids):
-        return {k: clients[k].loss(replace(server.message(k), params=params)) for k in ids}
-
-    kept = {client: answer for client, answer in answers.items() if client not in lost}
-    return server.close_round(kept, dict.fromkeys(lost, "lost on the way"), losses_at)
-
-
-@pytest.mark.parametrize("method", [FedAvg, SCAFFOLD, Ditto, FedLF, FedMDFG])
-def test_the_weights_records_and_values_are_those_of_a_fit(method):
-    options, last = {"norm": True}, Records()
-    inside = fit(fresh(**options), 3, data=federated_blobs(4), algorithm=method(), callbacks=[last])
-    server, clients = made_server(method, options), made_clients(method, options)
-    for client in clients:
-        server.register(wired(client.introduction()))
-    records = [one_round(server, clients) for _ in range(3)]
-    found = [clients[k].evaluate(server.evaluation_message(k)) for k in range(4)]
-    server.finish()
-    assert torch.equal(weights(server.module), weights(inside.module))
-    for ours, theirs in zip(records, last.rounds, strict=True):
-        assert (ours.client_ids, ours.step_norm, ours.local_steps, ours.train_loss, ours.layer_conflicts) == (
-            theirs.client_ids, theirs.step_norm, theirs.local_steps, theirs.train_loss, theirs.layer_conflicts,
-        )  # fmt: skip
-    for name, values in last.evaluations[-1].values.items():
-        assert torch.equal(torch.cat([record.values[name] for record in found]), values), name
-    assert torch.equal(torch.cat([record.sizes for record in found]), last.evaluations[-1].sizes)
-    assert [record.client_ids for record in found] == [(0,), (1,), (2,), (3,)]
+def federation(method=FedAvg, data=Own, trainer=None, rounds=3, folder=None, **options):
+    """Four clients, three in a round."""
+    strategy = fl.FederatedStrategy(method(), **{"clients_per_round": 3, "seed": 5, **options})
+    return Federation(strategy, data=data, trainer=trainer, rounds=rounds, folder=folder)
 
 
 def test_guards_see_the_answers():
     guards = [fl.guards.AdaptiveNormClipping(rate=1.0), fl.guards.CosineTrust(client=0)]
     options = {"clients_per_round": 4, "guard": guards}
     inside = fit(fresh(), 3, data=federated_blobs(4), algorithm=FedLF(), **options)
-    server, clients = made_server(FedLF, **options), made_clients(FedLF)
-    one_round(server, clients)
-    state = reload(server.state_dict())
+    first, again, other = (federation(FedLF, **each) for each in (options, options, {"clients_per_round": 4}))
+    first.round()
+    state = reload(first.server.state_dict())
     assert state["guards"]["AdaptiveNormClipping 0"]
-    server = made_server(FedLF, **options)
-    server.load_state_dict(state)
-    for _ in range(2):
-        one_round(server, clients)
-    server.finish()
-    assert torch.equal(weights(server.module), weights(inside.module))
-    assert server.last_round.dropped == inside.strategy.last_round.dropped != {}
-    other = made_server(FedLF, clients_per_round=4)
+    again.server.load_state_dict(state)
+    assert torch.equal(weights(again.run(2)), weights(inside.module))
+    assert again.server.last_round.dropped == inside.strategy.last_round.dropped != {}
     with pytest.warns(UserWarning, match="guard: .*CosineTrust.* became"):
-        other.load_state_dict(state)
+        other.server.load_state_dict(state)
 
 
 def test_data_of_all_and_of_one_are_evaluated_alike():
-    server = made_server(FedAvg)
-    message = server.evaluation_message(2)
-    own, (one,) = made_clients(FedAvg)[2], [
-        fl.FederatedClient(fresh(seed=9), federated_blobs(4), fl.FederatedStrategy(seed=5), 2, trainer=CPU)
-    ]  # fmt: skip
+    apart, strategy, data = federation(), fl.FederatedStrategy(seed=5), federated_blobs(4)
+    message, own = apart.server.evaluation_message(2), apart.clients[2]
+    one = fl.FederatedClient(fresh(seed=9), data, strategy, 2, trainer=CPU)
     found, other = own.evaluate(message), one.evaluate(message)
     assert found.client_ids == other.client_ids == (2,)
     assert all(torch.equal(found.values[name], values) for name, values in other.values.items())
     assert own.introduction().size == one.introduction().size
     assert own.evaluate(message, "test") is None  # it has no such data
     bare = fl.ClientModule(torch.nn.Linear(12, 4))
-    bare = fl.FederatedClient(bare, own_loader(2, federated_blobs(4)), fl.FederatedStrategy(), 2, 4)
-    assert bare.evaluate(message) is None
+    assert fl.FederatedClient(bare, own_loader(2, data), strategy, 2, 4).evaluate(message) is None
 
 
-@pytest.mark.filterwarnings("ignore:client \\d is left out", "ignore:round 1 had")
+@pytest.mark.filterwarnings(r"ignore:client \d is left out", "ignore:round 1 had")
 def test_a_state_goes_on_bit_for_bit(tmp_path):
-    def run(server, clients, rounds):
+    def run(rounds, state=None):
+        folder = tmp_path / ("cut" if len(rounds) < 4 else "whole")
+        apart = federation(SCAFFOLD, rounds=4, server_optimizer=torch.optim.Adam, min_clients=3, folder=folder)
+        if state is not None:
+            apart.server.load_state_dict(state)
         for k in rounds:
-            one_round(server, clients, lost=[server.open_round()[0]] if k == 1 else [])
-        return server
+            apart.round(lost=[apart.server.open_round()[0]] if k == 1 else [])
+        return apart.server
 
-    def begun():
-        server = made_server(SCAFFOLD, rounds=4, server_optimizer=torch.optim.Adam, min_clients=3)
-        clients = made_clients(SCAFFOLD, folder=tmp_path)
-        for client in clients:
-            server.register(client.introduction())
-        return server, clients
-
-    whole = run(*begun(), range(4))
-    state = reload(run(*begun(), range(2)).state_dict())
-    server = made_server(SCAFFOLD, rounds=4, server_optimizer=torch.optim.Adam, min_clients=3)
-    server.load_state_dict(state)
-    run(server, made_clients(SCAFFOLD, folder=tmp_path), range(2, 4))
+    whole = run(range(4))
+    server = run(range(2, 4), reload(run(range(2)).state_dict()))
     assert whole.last_round.skipped_rounds == server.last_round.skipped_rounds == 1
     one, two = whole.module_state_dict(), server.module_state_dict()
     assert all(torch.equal(one[name], value) for name, value in two.items())
@@ -129,6 +75,10 @@ def sites(names, method):
     strategy, several = fl.FederatedStrategy(method(), seed=5), range(len(names))
     server = fl.FederatedServer(fresh(), strategy, len(names))
     return server, [fl.FederatedClient(fresh(), of(names), strategy, k, trainer=CPU) for k in several]
+
+
+def one_round(server, clients):
+    server.close_round({k: clients[k].train(server.message(k)) for k in server.open_round()})
 
 
 @pytest.mark.parametrize("others", ["acd", "abcd", "ab", "ca"])
@@ -200,12 +150,8 @@ def test_what_clients_keep_stays_under_their_ids(tmp_path):
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
 def test_the_server_computes_in_the_clients_numbers(precision):
     inside = fit(fresh(), 2, data=federated_blobs(4), algorithm=FedLF(), precision=precision)
-    server = made_server(FedLF, rounds=2, precision=precision)
-    clients = made_clients(FedLF, {}, trainer={**CPU, "precision": precision})
-    for _ in range(2):
-        one_round(server, clients)
-    server.finish()
-    assert torch.equal(weights(server.module), weights(inside.module))
+    apart = federation(FedLF, rounds=2, trainer={"precision": precision})
+    assert torch.equal(weights(apart.run(2)), weights(inside.module))
 
 
 def test_adapters_of_another_rank_are_refused_with_a_sentence():
@@ -219,19 +165,23 @@ def test_adapters_of_another_rank_are_refused_with_a_sentence():
 
 
 def test_other_kernels_are_told_once(recwarn):
-    server, clients = made_server(FedAvg), made_clients(FedAvg)
+    apart = federation()
+    server, clients = apart.server, apart.clients
     own = server.fit_description.versions["kernels"]
     for client in clients:
         found = client.introduction()
         found.description["versions"] = {**found.description["versions"], "kernels": "others"}
         assert server.refusal(found) is None
+    found.description["versions"]["fl_lightning"] = "9.9"
+    assert re.search(r"version: fl_lightning .* became 9\.9", server.refusal(found))
     assert [str(w.message).partition(": its numbers")[0] for w in recwarn.list] == [
         f"client 0 computes with other versions or kernels than the server (versions: kernels: {own} became others)"
     ]
 
 
 def test_answers_that_nobody_asked_for_are_refused():
-    server, clients = made_server(FedAvg), made_clients(FedAvg)
+    apart = federation()
+    server, clients = apart.server, apart.clients
     with pytest.raises(ValueError, match="close_round needs a round that open_round has opened, found none"):
         server.close_round({})
     cohort = server.open_round()
@@ -271,6 +221,7 @@ def test_strategies_that_cannot_be_meant_are_refused(options, words):
 METHODS = {
     "state": {"algorithm": partial(SCAFFOLD, weighting="samples")},
     "personal models": {"algorithm": Ditto},
+    "personal models in files": {"algorithm": partial(Ditto, directory="models")},
     "history": {"algorithm": FedLF, "client_optimizer_state": "keep"},
     "a pair with a guard": {"algorithm": FedLF, "client": SCAFFOLD, "guard": fl.guards.AdaptiveNormClipping},
     "collusion": {"algorithm": FedAvg, "attack": partial(fl.attacks.ALIE, (0, 2))},
@@ -279,8 +230,9 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_one_strategy_serves_a_trainer_a_server_and_clients(name):
+def test_one_strategy_serves_a_trainer_a_server_and_clients(tmp_path, monkeypatch, name):
     """A fit lies before every round of the federation, and nobody notices the others."""
+    monkeypatch.chdir(tmp_path)
     options = {key: value() if callable(value) else value for key, value in METHODS[name].items()}
     strategy = fl.FederatedStrategy(**options)
     data = federated_blobs(4)

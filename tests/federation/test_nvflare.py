@@ -314,30 +314,6 @@ def test_a_server_that_is_none_is_refused(federation, monkeypatch, path):
         Controller(path, SITES, 3).connect(controller.scripts).run()
 
 
-STRANGE = {
-    "round": (lambda fields: {**fields, "round": 7}, "it answers for client . and round 7"),
-    "client": (lambda fields: {**fields, "client_id": (fields["client_id"] + 1) % 4}, "it answers for client . and"),
-    "fields": (lambda fields: {"update": fields["update"]}, "the message is not whole: .*missing"),
-    "values": (lambda fields: {**fields, "size": -1}, "the message is not whole: size of ClientMessage must be"),
-    "shape": (lambda fields: {**fields, "update": fields["update"][1:]}, "its update must be torch.float32"),
-}
-
-
-@pytest.mark.filterwarnings("ignore:round 0 had no usable report")
-@pytest.mark.parametrize("kind", STRANGE)
-def test_answers_of_another_kind_do_not_count(federation, trained, monkeypatch, kind):
-    (changed, words), answered = STRANGE[kind], nvflare._answer
-
-    def answer(client, task, message):
-        fields = answered(client, task, message)
-        return changed(fields) if task == "train" else fields
-
-    monkeypatch.setattr(nvflare, "_answer", answer)
-    with pytest.warns(match=f"is left out of round 0: {words}"):
-        federation(FedAvg, rounds=1, clients_per_round=1).run()
-    assert torch.equal(trained(), weights(fresh(Normed)))
-
-
 @pytest.mark.filterwarnings(
     "ignore:client 1 .*is left out of round",
     "ignore:site east: ",

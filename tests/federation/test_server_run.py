@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 from resuming import Rows
 from support import Classifier, federated_blobs, fit, fresh
-from test_federated_server import made_clients, made_server, one_round
+from test_federated_server import federation
 
 from fl_lightning.algorithms import AFL, FedAvg, FedLF
 from fl_lightning.core.records import EvaluationRecord
@@ -63,30 +63,27 @@ class Finalized(Rows):
 
 
 def begun(folder, rounds=ROUNDS, method=FedLF, loggers=(), callbacks=(), **options):
-    """A run, its server and its clients."""
-    server = made_server(method, rounds=rounds, clients_per_round=4, **options)
-    clients = made_clients(method, data=WithTests)
-    for client in clients:
-        server.register(client.introduction())
-    return ServerRun(server, rounds, folder, loggers, callbacks), server, clients
+    """A run and its federation."""
+    apart = federation(method, WithTests, rounds=rounds, clients_per_round=4, **options)
+    return ServerRun(apart.server, rounds, folder, loggers, callbacks), apart
 
 
-def evaluated(run, server, clients, stage):
-    message = server.evaluation_message
-    return run.evaluated([clients[k].evaluate(message(k), stage) for k in ORDER], stage, server.round)
+def evaluated(run, apart, stage):
+    message, clients = apart.server.evaluation_message, apart.clients
+    return run.evaluated([clients[k].evaluate(message(k), stage) for k in ORDER], stage, apart.server.round)
 
 
 def finished(folder, rounds=ROUNDS, **options):
     """All rounds, each with a validation, then a test; what the checkpoint held, the run and the last records."""
-    run, server, clients = begun(folder, rounds, **options)
+    run, apart = begun(folder, rounds, **options)
+    server = apart.server
     extra = run.resume()
-    run.begin()
-    while server.round < rounds:
-        run.closed(one_round(server, clients))
-        run.save({"rounds": server.round})
-        validated = evaluated(run, server, clients, "val")
-    tested = evaluated(run, server, clients, "test")
-    run.finish()
+    with run.running():
+        while server.round < rounds:
+            run.closed(apart.round())
+            run.save({"rounds": server.round})
+            validated = evaluated(run, apart, "val")
+        tested = evaluated(run, apart, "test")
     return extra, run, (validated, tested)
 
 
@@ -147,9 +144,9 @@ def test_callbacks_hear_of_all_that_happens(tmp_path):
 
 def test_a_run_that_ends_before_its_time_says_so(tmp_path):
     watches, rows, error = Watches(), Finalized(), KeyError("x")
-    run, _, _ = begun(tmp_path, callbacks=[watches], loggers=[rows])
-    run.begin()
-    run.abort(error)
+    run, _ = begun(tmp_path, callbacks=[watches], loggers=[rows])
+    with pytest.raises(KeyError), run.running():
+        raise error
     assert watches.told[-1] == ("on_exception", error, 0, "fit")
     assert watches.record.status == "interrupted"
     assert rows.ends == ["failed"]
@@ -195,13 +192,13 @@ def test_a_checkpoint_is_one_of_lightning(tmp_path):
 @pytest.mark.filterwarnings("ignore:client . is left out", "ignore:round 1 had 2")
 def test_a_round_is_told_in_a_line(tmp_path, caplog):
     shown = {"fairness_metric": "val_acc", "fairness_mode": {"val_loss": "max"}}  # so that the loss has an angle, too
-    run, server, clients = begun(tmp_path, method=FedAvg, min_clients=3, **shown)
+    run, apart = begun(tmp_path, method=FedAvg, min_clients=3, **shown)
     with caplog.at_level(logging.INFO):
-        run.closed(one_round(server, clients, lost=[1]))
-        numbers = evaluated(run, server, clients, "val").summary("val_acc")
-        run.closed(one_round(server, clients, lost=[1, 2]))
+        run.closed(apart.round(lost=[1]))
+        numbers = evaluated(run, apart, "val").summary("val_acc")
+        run.closed(apart.round(lost=[1, 2]))
     lines = [record.getMessage() for record in caplog.records]
-    told = server.last_round
+    told = apart.server.last_round
     first, values, second = (line for line in lines if line.startswith(("round", "evaluation")))
     assert first.startswith("round 0 (1 of 2): 3 clients, without client 1 (lost on the way); training loss ")
     assert " in conflict with the step; " in first
@@ -279,8 +276,8 @@ def test_records_of_clients_are_joined():
 
 def test_nothing_is_logged_where_nobody_has_evaluated(tmp_path):
     rows = Rows()
-    run, server, _ = begun(tmp_path, loggers=[rows])
-    assert run.evaluated([], "val", server.round) is None
+    run, apart = begun(tmp_path, loggers=[rows])
+    assert run.evaluated([], "val", apart.server.round) is None
     assert rows.rows == []
     assert run.trainer.last_evaluation is None
 
@@ -289,14 +286,14 @@ def test_what_callbacks_read_of_the_server_s_trainer(tmp_path):
     class Elsewhere(Rows):
         log_dir, save_dir = None, "there"
 
-    run, server, clients = begun(tmp_path, 7, loggers=[CSVLogger(tmp_path / "logs", "run", 0), Rows()])
-    trainer = run.trainer
+    run, apart = begun(tmp_path, 7, loggers=[CSVLogger(tmp_path / "logs", "run", 0), Rows()])
+    trainer, server = run.trainer, apart.server
     assert trainer.log_dir == str(tmp_path / "logs" / "run" / "version_0")
     assert ServerTrainer(server, 1, [Elsewhere()], [], tmp_path).log_dir == "there"
     assert ServerTrainer(server, 1, [], [], tmp_path).log_dir is None
     assert (trainer.max_epochs, trainer.default_root_dir, trainer.optimizers) == (7, str(tmp_path), [])
     assert trainer.root_device == torch.device("cpu")
-    one_round(server, clients)
+    apart.round()
     assert trainer.optimizers[0].param_groups == [{"lr": server.learning_rate}]
     assert trainer.train_dataloader.loaders.names == ("0", "1", "2", "3")
     assert trainer.train_dataloader.loaders.sizes.tolist() == federated_blobs(4).train_dataloader().sizes.tolist()

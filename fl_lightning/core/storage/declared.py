@@ -52,6 +52,7 @@ class Declared(ABC, Generic[T]):
     in_columns: bool = False  # it has a number per column
     sent: Literal["all", "owner"] | None = None  # by the server, to whom
     at_client: bool = False  # clients keep it
+    files: str | None = None  # the attribute of the rule that says in which directory it lies
     placement: tuple[str, ...] = ()  # attributes of the rule that say where it lies, and change no result
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -173,23 +174,23 @@ class _AtClients(_Object[ByClient[Snapshot]]):
     at_client, kind = True, Snapshot
 
     def __init__(self, device: str | None, capacity: str | None, files: str | None, size: str | None) -> None:
-        self._device, self._capacity, self._files, self._size = device, capacity, files, size
+        self._device, self._capacity, self.files, self._size = device, capacity, files, size
         self.placement = tuple(name for name in (device, files) if name is not None)
 
     def begun(self, rule: object) -> ByClient[Snapshot]:
-        if (directory := named(rule, self._files)) is not None:
+        if (directory := named(rule, self.files)) is not None:
             return ClientFiles(directory)
         return PerClient(Snapshot, named(rule, self._device), named(rule, self._capacity))
 
     def loaded(self, rule: object, state: Any) -> ByClient[Snapshot]:
-        here = named(rule, self._files) is not None
+        here = named(rule, self.files) is not None
         if ("files" in state) != here:
-            there = f"itself: leave {self._files} out" if here else "in files: give the method the same directory"
+            there = f"itself: leave {self.files} out" if here else "in files: give the method the same directory"
             raise ValueError(f"the checkpoint has the personal models {there}")
         return super().loaded(rule, state)
 
     def planned(self, rule: object, extent: Extent) -> int:
-        in_files = named(rule, self._files) is not None
+        in_files = named(rule, self.files) is not None
         held = 0 if in_files else min(extent.clients, named(rule, self._capacity) or extent.clients)
         return (held + extent.cohort) * (named(rule, self._size) or extent.model)
 

@@ -125,6 +125,13 @@ def at_clients(rule: object) -> bool:
     return any(entry.at_client for entry in declared(rule).values())
 
 
+def in_memory(rule: object) -> None:
+    """At a client, whose store has it in files: a rule that begins keeps it in memory, whatever its arguments say."""
+    for entry in declared(rule).values():
+        if entry.files is not None:
+            setattr(rule, entry.files, None)
+
+
 def for_one(rule: object, client_id: int) -> dict[str, Any]:
     """What the server sends to one client alone, not copied."""
     sent = [name for name, entry in declared(rule).items() if entry.sent == "owner"]

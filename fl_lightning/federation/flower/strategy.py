@@ -159,16 +159,11 @@ class FairStrategy:
         self._mailbox = Mailbox(grid)
         self._members.gather(server.min_clients, self._join)
         rank_zero_info(self.privacy)
-        run.begin()
-        try:
+        with run.running():
             while server.round < num_rounds:
                 self._round()
                 run.save({"federation": extra["federation"], "keys": keys or {}})
             self._evaluate_at_the_end()
-        except BaseException as error:
-            run.abort(error)
-            raise
-        run.finish()
         return server.module
 
     # ---- a round

@@ -13,7 +13,6 @@ from support import Classifier, federated_blobs, fit, fresh, weights
 
 import fl_lightning as fl
 from fl_lightning.algorithms import SCAFFOLD, Ditto, FedAvg, FedLF, FedMDFG
-from fl_lightning.core.storage import kept
 from fl_lightning.federation.flower.messages import unpacked
 
 pytestmark = pytest.mark.filterwarnings(
@@ -93,33 +92,6 @@ def test_an_unusable_reply_is_left_out_and_named(tmp_path, name):
     assert torch.equal(weights(strategy.model), weights(quiet.model))
 
 
-def test_a_round_below_min_clients_changes_nothing(tmp_path):
-    def lose(order, reply):
-        return [] if in_round(order, 1) and client_of(order) in (0, 2) else [reply]
-
-    short = {**EVERYBODY, "min_clients": 3}
-    strategy, _ = federation(tmp_path, SCAFFOLD, 2, lose=lose, **short)
-    before, _ = federation(tmp_path / "one", SCAFFOLD, 1, **short)
-    skipped = strategy.records[1]
-    assert skipped.skipped == "2 usable reports, fewer than min_clients=3"
-    assert (skipped.client_ids, skipped.step_norm, skipped.skipped_rounds) == ((), 0.0, 1)
-    assert torch.equal(weights(strategy.model), weights(before.model))
-    one, two = (kept.state(s.server.client_rule) for s in (strategy, before))
-    assert torch.equal(one["c"], two["c"])
-    assert strategy.server.counted == before.server.counted
-
-
-def test_rounds_in_which_every_client_raises_end_the_run(tmp_path):
-    class Broken(Classifier):
-        def training_step(self, batch, batch_idx):
-            raise KeyError("label")
-
-    recorder = fl.callbacks.FitRecorder()
-    with pytest.raises(fl.ClientError, match=r"3 rounds in a row changed nothing.*KeyError: 'label'"):
-        federation(tmp_path, FedAvg, 9, Broken, callbacks=[recorder])
-    assert recorder.record.status == "interrupted"
-
-
 UNSAID = {
     "silence": (lambda order: None, "no reply within"),
     "nothing": (lambda order: RecordDict(), "the message cannot be read"),
@@ -173,32 +145,6 @@ def test_a_client_that_is_not_there_is_named(tmp_path):
     strategy.start(grid, 2)
     assert [record.dropped for record in strategy.records] == [{3: "it is not connected"}] * 2
     assert strategy.last_evaluation.client_ids == (0, 1, 2)
-
-
-def test_clients_that_compute_something_else_are_refused_by_name(tmp_path):
-    other = client_app(tmp_path, fl.FederatedStrategy(local_epochs=2, seed=5))
-    with pytest.raises(TimeoutError, match=r"node 101: it is client 1; from server to client, .*local_epochs: 1"):
-        federation(tmp_path, FedAvg, 1, apps={1: other}, min_clients=4, clients_per_round=4)
-    strategy, _ = federation(tmp_path, FedAvg, 1, apps={1: other}, **EVERYBODY, min_clients=3)
-    assert strategy.records[0].client_ids == (0, 2, 3)
-
-
-class Head(Classifier):
-    """Its first layer is frozen."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.net[0].requires_grad_(False)
-
-
-def test_other_frozen_weights_and_versions_are_refused(tmp_path, monkeypatch):
-    strategy, grid = federation(tmp_path, FedAvg, 0, Head)
-    with pytest.raises(TimeoutError, match="frozen parameters: other values; load the same pretrained weights"):
-        strategy.start(grid, 1)
-    strategy, grid = federation(tmp_path, FedAvg, 0)
-    monkeypatch.setattr("fl_lightning.lightning.versions.__version__", "9.9")
-    with pytest.raises(TimeoutError, match=r"version: fl_lightning .* became 9\.9"):
-        strategy.start(grid, 1)
 
 
 @pytest.mark.parametrize(

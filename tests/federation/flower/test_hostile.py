@@ -78,8 +78,8 @@ class Recorded:
         self.strategy, _ = federation(folder, method, ROUNDS, lose=record, clients_per_round=4)
         self.known, self.numbers = {}, count()
 
-    def strategy_of(self, **options):
-        return fl.FederatedStrategy(self.method(), seed=5, **options)
+    def strategy_of(self):
+        return fl.FederatedStrategy(self.method(), seed=5)
 
     @staticmethod
     def key(order):
@@ -173,7 +173,7 @@ def test_no_message_of_a_server_breaks_a_node(recorded, tmp_path):
 def test_a_federation_s_name_is_no_way_to_another_folder(recorded, tmp_path, name):
     key = ("train", "0", WILD)
     order = packed(Nothing(), **{**recorded.orders[key], "federation": name})
-    app = client_app(tmp_path / "here", recorded.strategy_of(client_optimizer_state="keep"))
+    app = client_app(tmp_path / "here", fl.FederatedStrategy(client_optimizer_state="keep"))
     context = Context(7, 100 + WILD, {"client-id": WILD}, RecordDict(), {})
     reply = app(over_the_wire(Message(order, 100 + WILD, "train", group_id="0")), context)
     assert reply.has_error()

@@ -237,17 +237,3 @@ def test_who_does_not_answer_is_waited_for_once_and_asked_again(caplog):
     time.sleep(0.25)
     members.look()
     assert members.nodes == {0: 3, 1: 4}
-
-
-@pytest.mark.filterwarnings("ignore:node \\d cannot take part")
-def test_a_key_belongs_to_one_client():
-    keys = {1: b"b".hex()}
-    members, grid = members_of({3: 0, 4: 1, 5: 2}, keys=keys)
-    grid.keys = {3: b"a", 4: b"x"}
-    members.look()
-    assert members.nodes == {0: 3}
-    assert members.refused == {
-        4: "it says that it is client 1, which has another key",
-        5: "it has no registered key, and keys say who client 2 is",
-    }
-    assert keys == {1: b"b".hex(), 0: b"a".hex()}

@@ -95,14 +95,6 @@ def test_a_run_that_is_over_trains_nothing_more(tmp_path):
     assert not differences(dict(first.last_evaluation.values), dict(again.last_evaluation.values))
 
 
-def test_damaged_files_are_refused(tmp_path):
-    federation(tmp_path, FedAvg, 1)
-    path = tmp_path / "run" / "last.ckpt"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(ValueError, match=re.escape(f"{path} is damaged")):
-        federation(tmp_path, FedAvg, 2)
-
-
 def test_a_fresh_federation_leaves_the_states_of_others_alone(tmp_path):
     federation(tmp_path, Ditto, 2)
     (tmp_path / "run" / "last.ckpt").rename(tmp_path / "run" / "kept.ckpt")
@@ -139,13 +131,3 @@ def test_both_sides_say_how_the_round_goes(tmp_path, caplog):
         r"evaluation after 2 rounds: 4 clients; val_loss mean .*val_acc mean [\d.]+, worst 10 % [\d.]+; fairness angle",
     ):
         assert re.search(words, said), words
-
-
-def test_evaluation_is_of_whom_was_asked(tmp_path):
-    cohort, _ = federation(tmp_path / "1", FedAvg, 2, evaluation="cohort", clients_per_round=2)
-    nobody, grid = federation(tmp_path / "2", FedAvg, 2, evaluation="none")
-    _, rare = federation(tmp_path / "3", FedAvg, 4, evaluate_every=2, clients_per_round=4)
-    assert cohort.last_evaluation.client_ids == (0, 1, 2, 3)  # the last one is of all
-    assert nobody.last_evaluation is None
-    assert len(grid.sent) == 4 + 2 * 3
-    assert len(rare.sent) == 4 + 4 * 4 + 4
