@@ -27,7 +27,7 @@ from benchmarks._scaling.model import client_sizes
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.ranks.column_rows import RowExchange
 from fl_lightning.clients.visits import Replays
-from fl_lightning.fit.fit_lifecycle import FitLifecycle
+from fl_lightning.fit.fit import FederatedFit
 from fl_lightning.lightning.ranks import Pending, Ranks
 
 METHODS = {"fedavg": fl.algorithms.FedAvg, "fedfv": fl.algorithms.FedFV, "fedlf": fl.algorithms.FedLF}
@@ -68,7 +68,7 @@ def divide(meter: Meter) -> None:
     """Tells the parts of a round apart."""
     meter.watch(ClientRunner, "train", "training")
     meter.watch(Replays, "replay", "replay")
-    meter.watch(FitLifecycle, "close_round", "server step")
+    meter.watch(FederatedFit, "close_round", "server step")
     meter.watch(_EvaluationLoop, "run", "evaluation")
     for kind in (Ranks, Pending, RowExchange):
         for name, method in list(vars(kind).items()):

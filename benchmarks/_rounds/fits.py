@@ -20,6 +20,7 @@ import fl_lightning as fl
 from benchmarks._rounds.shape import SEED, HandWritten, Shape
 from benchmarks._rounds.timing import Median, Moment, Turns
 from benchmarks._rounds.workloads import Classifier, federated
+from fl_lightning.fit.fit import FederatedFit
 
 
 @dataclass(frozen=True)
@@ -98,18 +99,25 @@ class Timed(fl.FederatedStrategy):
         super().__init__(algorithm, clients_per_round=shape.per_round, seed=SEED, loss_batch_size=LOSS_BATCH)
         self._shape, self._x, self._y = shape, x, y
         self.closing: list[float] = []
-        close, fits = self._fits.close_round, self._fits
+        begin, fits = self._fits.begin_fit, self._fits
 
-        def timed() -> None:
-            began = time.perf_counter()
-            close()
-            self.closing.append(time.perf_counter() - began)
+        def begun() -> FederatedFit:
+            self.running = fit = begin()
+            close = fit.close_round
 
-        fits.close_round = timed  # type: ignore[method-assign]
+            def timed() -> None:
+                began = time.perf_counter()
+                close()
+                self.closing.append(time.perf_counter() - began)
+
+            fit.close_round = timed  # type: ignore[method-assign]
+            return fit
+
+        fits.begin_fit = begun  # type: ignore[method-assign]
 
     def loss_pass(self, repeats: int) -> Median:
         """Our pass over some clients' training losses by a bare forward pass, in turns, in processor time."""
-        runner, needs = self._fits.running.clients.runner, fl.algorithms.Needs(losses=True)
+        runner, needs = self.running.clients.runner, fl.algorithms.Needs(losses=True)
         module = self.lightning_module
         assert isinstance(module, Classifier)
         clients = range(self._shape.per_round)

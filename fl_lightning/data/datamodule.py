@@ -19,7 +19,7 @@ from fl_lightning.data.matched_split import label_counts
 from fl_lightning.data.partitions import Partition
 from fl_lightning.data.sources import STAGES, AnyDataset, StageLoaders, check_dataset, hide
 from fl_lightning.data.visit_loader import VisitLoader
-from fl_lightning.lightning.epoch_loop import running_conductor
+from fl_lightning.lightning.epoch_loop import running_host
 from fl_lightning.lightning.inspection import TRANSFER_HOOKS, is_overridden, log_hyperparameters_like
 from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer
 
@@ -267,8 +267,8 @@ class FederatedDataModule(LightningDataModule):
     def train_dataloader(self) -> ClientLoaders:
         """All clients' training data; in a fit, as modules see them."""
         loaders = self._division.train()
-        conductor = None if self.trainer is None else running_conductor(self.trainer)
-        return loaders if conductor is None else VisitLoader(loaders, conductor.visit_batches)
+        host = None if self.trainer is None else running_host(self.trainer)
+        return loaders if host is None else VisitLoader(loaders, host.visit_batches)
 
     def val_dataloader(self) -> ClientLoaders | list[Any]:
         """All clients' validation data: of each loader that the wrapped module returns, in a list unless it is one."""

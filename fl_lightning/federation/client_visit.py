@@ -101,7 +101,7 @@ class Visit(OneDevice):
                 dataloader = dataloader.numbered_from(client)
             self._plan_visits(*self._plan(dataloader, self.limits["limit_train_batches"]))
             self._loaders = dataloader
-            return RoundLoader(1, dataloader, self)
+            return RoundLoader(1, dataloader, self._loop)
         assert self._binding is not None
         alone = dataloader.alone(client, self._num_clients)
         buffers = BufferBank(trainer.lightning_module, self._options.buffers, self._binding.layout.names)
@@ -146,7 +146,7 @@ class Visit(OneDevice):
         federation = trusted(Federation)
         rule.begin_fit(federation(num_clients, binding.layout, theta.device, theta.dtype, rounds=message.rounds))
 
-    def begin_fit(self) -> None:
+    def begin_fit(self) -> Visit:
         """Takes everything that the server and the client's last visit have left."""
         trainer, loop, message, options = self._trainer, self._loop, self._message, self._options
         limit, loaders = self.limits["limit_train_batches"], self._loaders
@@ -161,6 +161,7 @@ class Visit(OneDevice):
         if trainer.lr_scheduler_configs:
             side.schedules.begin_round()
             loop.pass_rounds(message.round)
+        return self
 
     def _plan(self, loaders: ClientLoaders, limit: int | float) -> tuple[VisitPlan, VisitPlan | None]:
         options, full = self._options, self._options.needs.full_gradients

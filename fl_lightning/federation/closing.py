@@ -168,7 +168,7 @@ class Closing:
                 self.rows.take_companions(upload.index, answer.companions)
                 current.uploads.append(upload)
         sizes = {upload.client_id: upload.size for upload in current.uploads}
-        self.server.cohorts.num_samples = self.num_samples(sizes)
+        self.server.num_samples = self.num_samples(sizes)
 
 
 def losses_of(

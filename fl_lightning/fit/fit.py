@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.personal_layers import PersonalLayers
@@ -16,13 +17,12 @@ from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.modules import BatchNorm, submodules
-from fl_lightning.core.records import RoundRecord
-from fl_lightning.core.storage import kept
+from fl_lightning.core.records import RoundRecord, round_metrics
 from fl_lightning.core.storage.per_client import renumbered, renumbering
-from fl_lightning.core.tensors import checksums
 from fl_lightning.core.updates import Columns
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.client_side import ClientSide
+from fl_lightning.fit.on_ranks import Agreement, check_same_start, checksums_of
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.round_start import RoundStart
 from fl_lightning.fit.server import Server
@@ -33,17 +33,20 @@ from fl_lightning.lightning.names import Trainer, rank_zero_info
 
 
 class FederatedFit:
-    """Everything that lives as long as one ``trainer.fit``, once optimizers exist and the module is on its device."""
+    """One ``trainer.fit``, once data and optimizers are there: conducts the rounds for the epoch loop.
 
-    def __init__(self, trainer: Trainer, options: FitOptions, binding: BoundParameters, clients: ClientSide) -> None:
-        self._trainer, self._options, self._binding, self.clients = trainer, options, binding, clients
-        self._algorithm, self._rule = options.algorithm, options.client_rule
+    ``agreement`` is there if several processes share the work.
+    """
+
+    def __init__(
+        self, options: FitOptions, binding: BoundParameters, clients: ClientSide, agreement: Agreement | None
+    ) -> None:
+        self._options, self._binding, self.clients, self._agreement = options, binding, clients, agreement
         loaders = clients.loaders
-        self._num_clients = len(loaders)
-        self._server = Server(options, binding, clients.buffers, clients.runner.rows, self._num_clients, loaders.sizes)
-        self._failures, self._failures.names = self._server.failures, loaders.names
-        self._server.cohorts.num_samples = int(loaders.sizes.sum())
-        renewed = trainer.reload_dataloaders_every_n_epochs > 0  # type: ignore[attr-defined]
+        self._server = Server(options, binding, clients.buffers, clients.runner.rows, len(loaders), loaders.sizes)
+        self._server.failures.names = loaders.names
+        self._server.num_samples = int(loaders.sizes.sum())
+        renewed = self._trainer.reload_dataloaders_every_n_epochs > 0  # type: ignore[attr-defined]
         self.description = self._server.description(
             names=loaders.names if isinstance(loaders.names, tuple) else (),  # else they are numbers
             data={} if renewed else loaders.fingerprint(),
@@ -52,13 +55,21 @@ class FederatedFit:
         self._gone: list[str] = []  # names of clients that are not registered any more
         self.start: RoundStart | None = None  # of the open round
         self._round: Round | None = None
-        self._drop_outs: frozenset[int] = frozenset()
-        self.memory: dict[str, int] = {}  # allocated beside the module, in bytes by name
+        self.last_round: RoundRecord | None = None
+        self.finished = False
+        self._trained: Tensor | None = None  # afterwards, if the module has other parameters
+
+    @property
+    def _trainer(self) -> Trainer:
+        return self.clients.runner.trainer
 
     # ---- the fit
 
-    def begin(self, states: Mapping[str, Any] | None) -> None:
-        """Starts from nothing, or from the states of a checkpoint or an earlier fit."""
+    def begin(self, states: Mapping[str, Any] | None) -> dict[str, int]:
+        """Starts from nothing, or from the states of a checkpoint or an earlier fit.
+
+        Returns what is allocated beside the module, in bytes by name.
+        """
         server, changed = self._server, False
         if states is None:
             server.reset()
@@ -72,8 +83,8 @@ class FederatedFit:
             if "schedules" in states:  # files of earlier versions have none
                 self.clients.schedules.load_state_dict(states["schedules"])
         sizes = self.clients.loaders.sizes if changed else None
-        self.memory = server.begin(self._planned_rounds(), self._options.keeps_optimizer, sizes)
-        plan = ", ".join(f"{name} {size:,} B" for name, size in self.memory.items())
+        memory = server.begin(self._planned_rounds(), self._options.keeps_optimizer, sizes)
+        plan = ", ".join(f"{name} {size:,} B" for name, size in memory.items())
         reason = self.clients.runner.full_path
         path_taken = "lean" if reason is None else f"full ({reason})"
         steps = self.clients.schedules.steps
@@ -83,8 +94,15 @@ class FederatedFit:
             f"Federated fit on {self._binding.theta.device}, {path_taken} path. Memory beside the module: {plan}. A "
             f"round counts as {steps} step{'s' * (steps > 1)} (global_step, max_steps, learning-rate schedules).{idle}"
         )
-
         self._hint_at_statistics()
+        trained, theta = (states or {}).get("trained"), self._binding.theta
+        # A checkpoint and a fit that is over leave the parameters to evaluate in the module: go on from those that were
+        # trained, unless the module was given other weights since. Another device may compute them a little otherwise.
+        if trained is not None and _same(self.shown(trained.to(theta)), theta):
+            theta.copy_(trained)
+        if self._agreement is not None:
+            check_same_start(self._agreement.ranks, checksums_of(self._options, self._server, self.clients))
+        return memory
 
     def _hint_at_statistics(self) -> None:
         """Says whose BatchNorm statistics are averaged: where data differ in kind, the mean may fit nobody."""
@@ -92,7 +110,7 @@ class FederatedFit:
         own = rule.find(module, self._binding.layout).buffers if isinstance(rule, PersonalLayers) else ()
         norms = [name for name, part in submodules(module) if isinstance(part, BatchNorm) and part.track_running_stats]
         averaged = [name for name in norms if f"{name}.running_mean" not in own]
-        if averaged and self._options.buffers == "mean" and self._num_clients > 1:
+        if averaged and self._options.buffers == "mean" and len(self.clients.loaders) > 1:
             rank_zero_info(
                 f"{len(averaged)} BatchNorm layer{'s have' if len(averaged) > 1 else ' has'} the mean of the clients' "
                 "statistics. Where data differ in kind, as between scanners, it may fit some clients so badly that all "
@@ -110,30 +128,50 @@ class FederatedFit:
 
     def reload(self, loaders: ClientLoaders) -> None:
         """Goes on with data loaded anew (``reload_dataloaders_every_n_epochs``), which must be of as many clients."""
-        if len(loaders) != self._num_clients:
-            raise ValueError(f"reloaded data must have the same {self._num_clients} clients, found {len(loaders)}")
+        before = len(self.clients.loaders)
+        if len(loaders) != before:
+            raise ValueError(f"reloaded data must have the same {before} clients, found {len(loaders)}")
         self.clients.runner.batches.loaders = loaders
-        self._server.cohorts.num_samples = int(loaders.sizes.sum())
+        self._server.num_samples = int(loaders.sizes.sum())
+
+    def finish(self) -> None:
+        """All rounds are over: the module keeps the parameters that the method wants evaluated."""
+        words = self._options.algorithm.end_fit()
+        if words is not None:
+            rank_zero_info(words)
+        theta = self._binding.theta
+        final = self.shown(theta)
+        if final is not theta:
+            self._trained = theta.clone()
+            theta.copy_(final)
+        self.finished = True
+
+    def close(self) -> None:
+        """The fit is over, or was broken off."""
+        self.clients.close()
+        if self.start is not None:
+            self.start.put_back()
 
     @property
     def _columns(self) -> Columns:
         return self.clients.runner.rows.columns
 
-    def evaluation_params(self, params: Tensor) -> Tensor:
+    def shown(self, params: Tensor) -> Tensor:
         """The parameters ``[n]`` that the method wants evaluated: ``params`` itself, if it is those."""
         mine = self._columns.part(params)
-        chosen = self._algorithm.evaluation_params(mine)
+        chosen = mine if self.finished else self._options.algorithm.evaluation_params(mine)
         return params if chosen is mine else self._columns.joined(chosen)
 
     @property
-    def evaluates_params(self) -> bool:
-        """Whether they are the global parameters."""
-        mine = self._columns.part(self._binding.theta)
-        return self._algorithm.evaluation_params(mine) is mine
+    def saved_theta(self) -> Tensor:
+        """The global parameters ``[n]``, or those that an open round has found."""
+        return self._binding.theta if self.start is None else self.start.theta
 
     def states(self) -> dict[str, Any]:
         """Everything that a bit-exact resume needs besides weights and loop counters."""
+        theta = self.saved_theta
         return {
+            "trained": self._trained if self.finished else None if self.shown(theta) is theta else theta,
             "fit": self.description.state_dict(),
             "gone": self._gone,
             **self._server.states(),
@@ -142,52 +180,47 @@ class FederatedFit:
             "non_persistent_buffers": self.clients.buffers.unsaved() if self.start is None else self.start.unsaved,
         }
 
-    def checksums(self) -> dict[str, int]:
-        """Numbers that are equal in processes that hold the same model and the same state of the server, by name."""
-        rule, optimizer = self._algorithm, self._server.optimizer
-        held: dict[str, Any] = {
-            "the global parameters": self._binding.theta,
-            "buffers": self.clients.buffers.global_values(),
-        }
-        held["guards"] = kept.common(self._server.guards.state_dict(self._columns))
-        held[type(rule).__name__] = kept.common(kept.saved(rule, self._columns))
-        held["server_optimizer"] = optimizer and optimizer.state_dict()
-        held |= {"skipped_rounds": self._failures.skipped_rounds, "schedules": self.clients.schedules.state_dict()}
-        return {name: number for key, part in held.items() for name, number in checksums(part, key).items()}
-
     # ---- a round
 
     def begin_round(self) -> None:
         """No hook of the round has run yet."""
         self.start = RoundStart(self._trainer, self._binding, self.clients.buffers)
 
-    def open_round(self, index: int) -> Iterator[ClientTask]:
-        """Draws the cohort and yields one task per place."""
+    def open_round(self) -> Iterator[ClientTask]:
+        """Draws the cohort of the current epoch and yields one task per place."""
         self._binding.check(self._trainer.optimizers)
-        loaders, clients = self.clients.loaders, self.clients
+        loaders, clients, index = self.clients.loaders, self.clients, self._trainer.current_epoch
         asks = (lambda params, ids: clients.losses_at(index, params, ids)) if clients.needs.requery else None
-        self._round = Round(index, asks=asks)
         selection = self._server.drawn(index, loaders.sizes)
-        self._drop_outs = frozenset(selection.drop_outs)
+        self._round = Round(index, asks=asks, drop_outs=frozenset(selection.drop_outs))
         tasks = [
             ClientTask(int(client), place, index, int(loaders.sizes[client]), loaders.num_batches(client))
             for place, client in enumerate(selection.client_ids)
         ]
-        self.clients.begin_round([t for t in tasks if t.num_samples > 0 and t.client_id not in self._drop_outs])
+        self.clients.begin_round([t for t in tasks if t.num_samples > 0 and t.client_id not in selection.drop_outs])
         yield from tasks
         for place in range(len(tasks), len(clients.runner.rows)):
             yield ClientTask(None, place, index)
 
     def train_client(self, task: ClientTask) -> Tensor | None:
-        """Trains one client; returns its mean loss, or ``None`` if it was left out."""
+        """Trains one client; returns its mean loss, or ``None`` if it was left out.
+
+        The module holds the global weights before and after.
+        """
+        loss = self._train(task)
+        # As text: the Rich bar shows numbers with three decimals.
+        self.clients.runner.loop.publish({}, {"round": str(task.round), "client": str(task.client_id)})
+        return loss
+
+    def _train(self, task: ClientTask) -> Tensor | None:
         current, client = self._round, task.client_id
         assert current is not None
         assert client is not None
-        if client in self._drop_outs:
+        if client in current.drop_outs:
             current.dropped[client] = "dropped out"
             return None
         if task.num_samples == 0:
-            self._failures.drop(current, client, "it has no training data")
+            self._server.failures.drop(current, client, "it has no training data")
             return None
         self.clients.follow_optimizers()
         current.trained += 1
@@ -196,7 +229,7 @@ class FederatedFit:
         except RankError:
             raise
         except Exception as error:
-            self._failures.drop(current, client, f"{type(error).__name__}: {error}", error)
+            self._server.failures.drop(current, client, f"{type(error).__name__}: {error}", error)
             return None
         self.clients.schedules.arrived(client, upload.pace)
         current.uploads.append(upload)
@@ -209,7 +242,7 @@ class FederatedFit:
             upload = replace(upload, report=replace(upload.report, companions={}))
         return upload
 
-    def close_round(self) -> RoundRecord:
+    def close_round(self) -> None:
         """Aggregates the uploads that arrived and applies the step."""
         current, clients, runner = self._round, self.clients, self.clients.runner
         assert current is not None
@@ -220,4 +253,28 @@ class FederatedFit:
         hand_set = merge_left(runner.visits, current.uploads, record.client_ids)
         self._round = self.start = None
         steps = clients.schedules.count(record.client_ids, hand_set)
-        return altered(record, training_seconds=trained, local_steps=steps)
+        self.last_round = altered(record, training_seconds=trained, local_steps=steps)
+        if self._agreement is not None:
+            sums = checksums_of(self._options, self._server, clients)
+            self.last_round = self._agreement.compared(self.last_round, sums)
+
+    def advance_schedules(self) -> None:
+        """Moves schedulers and clock to the end of the round."""
+        self.clients.schedules.close_round()
+
+    def publish_round(self) -> None:
+        """Logs the round that was closed."""
+        record = self.last_round
+        assert record is not None
+        self.clients.runner.loop.publish(round_metrics(record), {"conflicts": str(record.conflicts)})
+        if self._agreement is not None:
+            self._agreement.ranks.follow_requests()  # whoever stops validates first
+
+    def end_epoch(self) -> None:
+        """Ranks stop together."""
+        if self._agreement is not None:
+            self._agreement.ranks.follow_requests(ends_round=True)
+
+
+def _same(params: Tensor, others: Tensor) -> bool:
+    return torch.allclose(params, others, rtol=8 * torch.finfo(params.dtype).eps, atol=0.0, equal_nan=True)

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.clients.bound_parameters import BoundParameters
@@ -17,7 +15,7 @@ from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.clients.client_optimizers import scheduled_state
 from fl_lightning.clients.step_calls import ClientHooks
 from fl_lightning.core.layout import names_in
-from fl_lightning.core.records import RoundRecord, round_metrics
+from fl_lightning.core.records import RoundRecord
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import cohort_size
 from fl_lightning.data.visit_loader import VisitLoader
@@ -27,45 +25,43 @@ from fl_lightning.fit.fit import FederatedFit
 from fl_lightning.fit.loaders import RoundLoader, local_batches, refuse_undivided_data
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.round_start import RoundStart
-from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.checkpoint_io import complete_last_checkpoints
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop, install
 from fl_lightning.lightning.fit_description import FitDescription
-from fl_lightning.lightning.names import Trainer, rank_zero_info
+from fl_lightning.lightning.names import Trainer
 from fl_lightning.lightning.optimizers import trained_names
 from fl_lightning.lightning.ranks import Ranks
 
 
 class FitLifecycle:
-    """Binds the module for a fit, conducts its rounds for the epoch loop, and keeps the method's state between fits."""
+    """Binds the module for a fit, begins and ends the fit, and keeps the method's state between fits."""
+
+    _begin: Callable[[], FederatedFit]  # with the data that Lightning has asked for
 
     def __init__(self, options: FitOptions) -> None:
-        self._options, self._algorithm = options, options.algorithm
-        self.last_round: RoundRecord | None = None
+        self._options = options
         self._binding: BoundParameters | None = None
         self._fit: FederatedFit | None = None
         self._ranks: Ranks | None = None
-        self._agreement: on_ranks.Agreement | None = None
+        self._last_round: RoundRecord | None = None
         self._fallback: str | None = None
-        self._memory: Mapping[str, int] = {}
         self._carried: dict[str, Any] | None = None
-        self._trained: Tensor | None = None
-        self._finished = False
+        self.memory: Mapping[str, int] = {}  # what the running or last fit allocates beside the module, in bytes
 
     def install(self, trainer: Trainer) -> FederatedEpochLoop:
-        """Puts the epoch loop, which asks this object for its rounds, into the trainer."""
+        """Puts the epoch loop, which asks this object for a fit, into the trainer."""
         self._trainer = trainer
         self.loop = install(trainer, self)
         return self.loop
 
     def bind(self, ranks: Ranks | None) -> None:
         """A fit is set up: binds the parameters of the trainer's module."""
-        self._ranks, self._agreement = ranks, None
+        self._ranks = ranks
         if ranks is not None:
             on_ranks.check_executor(ranks, self._options.executor)
         module = self._trainer.lightning_module
         trained = trained_names(module, self._trainer.optimizers)
-        self._binding = BoundParameters(module, self._algorithm.layers, trained)
+        self._binding = BoundParameters(module, self._options.algorithm.layers, trained)
         self.loop.forget_data()
 
     @property
@@ -91,9 +87,9 @@ class FitLifecycle:
         return None if self.description is None else names_in(self.description.layout)
 
     @property
-    def memory(self) -> Mapping[str, int]:
-        """What the running or last fit allocates beside the module, in bytes by name."""
-        return self._memory if self._fit is None else self._fit.memory
+    def last_round(self) -> RoundRecord | None:
+        """What the last finished round did."""
+        return self._last_round if self._fit is None else self._fit.last_round or self._last_round
 
     @property
     def executor_fallback(self) -> str | None:
@@ -113,17 +109,19 @@ class FitLifecycle:
         else:
             batches = local_batches(self._trainer, self._options, limit, dataloader)
             self.loop.clock.plan = batches.plan(self._options.needs.full_gradients)
-            self._begin = partial(self._open, batches, size, limit, loaded)
-        return RoundLoader(size, dataloader, self)
+            self._begin = partial(self._begun, batches, size, limit, loaded)
+        return RoundLoader(size, dataloader, self.loop)
 
-    def begin_fit(self) -> None:
+    def begin_fit(self) -> FederatedFit:
         """Data and optimizers are there, and a checkpoint is loaded."""
-        self._begin()
+        return self._begin()
 
-    def _open(self, batches: ClientBatches, capacity: int, limit: int | float, loaded: dict[str, Any] | None) -> None:
+    def _begun(
+        self, batches: ClientBatches, capacity: int, limit: int | float, loaded: dict[str, Any] | None
+    ) -> FederatedFit:
         assert self._binding is not None
-        options, loaders = self._options, batches.loaders
-        self._binding = self._binding.renewed(self._algorithm.layers, self._trainer.optimizers)
+        options, loaders, agreement = self._options, batches.loaders, None
+        self._binding = self._binding.renewed(options.algorithm.layers, self._trainer.optimizers)
         self._binding.check_finite()
         self.loop.progress.resume()
         carried = self._carried if self._trainer.current_epoch > 0 else None
@@ -131,95 +129,39 @@ class FitLifecycle:
             carried = loaded if "fit" in loaded else None
         executor, rule = options.executor, options.client_rule
         if self._ranks is not None:
-            self._agreement = on_ranks.Agreement(self._ranks)
-            executor = on_ranks.shared_work(self._ranks, options, self._binding, len(loaders), self._agreement)
+            agreement = on_ranks.Agreement(self._ranks)
+            executor = on_ranks.shared_work(self._ranks, options, self._binding, len(loaders), agreement)
             rule = rule if executor.state is None else executor.state.visiting
         clients = ClientSide(self._trainer, self.loop, options, limit, self._binding, batches, capacity, executor, rule)
-        self._fit = FederatedFit(self._trainer, options, self._binding, clients)
+        self._fit = FederatedFit(options, self._binding, clients, agreement)
         if self._ranks is not None:
             on_ranks.check_same_fit(self._ranks, self._fit.description, self._trainer)
             on_ranks.say_processes(self._ranks, options, loaders.sizes.tolist(), clients.runner.rows)
         if loaded is not None:
             clients.buffers.load_unsaved(loaded.get("non_persistent_buffers", {}))
-        self._fit.begin(carried)
-        self._trained, self._finished = None, False
-        trained, theta = (carried or {}).get("trained"), self._binding.theta
-        # A checkpoint and a fit that is over leave the parameters to evaluate in the module: go on from those that were
-        # trained, unless the module was given other weights since. Another device may compute them a little otherwise.
-        if trained is not None and _same(self._fit.evaluation_params(trained.to(theta)), theta):
-            theta.copy_(trained)
-        if self._ranks is not None:
-            on_ranks.check_same_start(self._ranks, self._fit.checksums())
+        self.memory = self._fit.begin(carried)
+        return self._fit
 
     def visit_batches(self, loaders: ClientLoaders) -> int:
         """How long a loader of the clients' data seems to be."""
         options = self._options
         return local_batches(self._trainer, options, 1.0, loaders).plan(options.needs.full_gradients).batches
 
-    # ---- rounds, as the epoch loop asks for them
+    # ---- checkpoints
 
     def begin_round(self) -> None:
         """No hook of the round has run yet."""
-        self.running.begin_round()
-
-    def open_round(self) -> Iterator[ClientTask]:
-        """Draws the cohort of the current epoch."""
-        return self.running.open_round(self._trainer.current_epoch)
-
-    def train_client(self, task: ClientTask) -> Tensor | None:
-        """Trains one client; the module holds the global weights before and after."""
-        loss = self.running.train_client(task)
-        # As text: the Rich bar shows numbers with three decimals.
-        self.loop.publish({}, {"round": str(task.round), "client": str(task.client_id)})
-        return loss
-
-    def close_round(self) -> None:
-        """Aggregates and applies the server step."""
-        self.last_round = self.running.close_round()
-        if self._agreement is not None:
-            self.last_round = self._agreement.compared(self.last_round, self.running.checksums())
-
-    def advance_schedules(self) -> None:
-        """Moves schedulers and clock to the end of the round."""
-        self.running.clients.schedules.close_round()
-
-    def publish_round(self) -> None:
-        """Logs the round that was closed."""
-        assert self.last_round is not None
-        self.loop.publish(round_metrics(self.last_round), {"conflicts": str(self.last_round.conflicts)})
-        if self._ranks is not None:
-            self._ranks.follow_requests()  # whoever stops validates first
-
-    def end_epoch(self) -> None:
-        """Ranks stop together."""
-        if self._ranks is not None:
-            self._ranks.follow_requests(ends_round=True)
-
-    @property
-    def running(self) -> FederatedFit:
-        """The running fit."""
         assert self._fit is not None
-        return self._fit
-
-    # ---- checkpoints
+        self._fit.begin_round()
 
     def states(self) -> Mapping[str, Any]:
         """What a checkpoint holds of the running fit, or of the last."""
-        if self._fit is None:
-            return self._carried or {}
-        assert self._binding is not None
-        trained = self._trained if self._finished or self._fit.evaluates_params else self._saved_theta
-        return {**self._fit.states(), "trained": trained}
+        return (self._carried or {}) if self._fit is None else self._fit.states()
 
     @property
     def _start(self) -> RoundStart | None:
         """What the open round has found; ``None`` if none is open."""
         return None if self._fit is None else self._fit.start
-
-    @property
-    def _saved_theta(self) -> Tensor:
-        assert self._binding is not None
-        return self._binding.theta if self._start is None else self._start.theta
 
     def scheduler_states(self) -> list[dict[str, Any]] | None:
         """What a checkpoint holds of the learning-rate schedulers in an open round."""
@@ -234,11 +176,9 @@ class FitLifecycle:
         """Lets the module show what a checkpoint is to hold: the parameters that the method wants evaluated."""
         assert self._binding is not None
         self._binding.fetch()
-        with self._binding.showing(self._shown(self._saved_theta)):
+        fit = self._fit
+        with self._binding.showing(self._binding.theta if fit is None else fit.shown(fit.saved_theta)):
             yield
-
-    def _shown(self, theta: Tensor) -> Tensor:
-        return theta if self._fit is None or self._finished else self._fit.evaluation_params(theta)
 
     def with_global_buffers(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The module's state dictionary with the buffers that an open round has found."""
@@ -246,24 +186,16 @@ class FitLifecycle:
 
     def finish(self) -> None:
         """All rounds are over: the module keeps the parameters that the method wants evaluated."""
-        assert self._binding is not None
         assert self._fit is not None
-        self._finished = True
-        words = self._algorithm.end_fit()
-        if words is not None:
-            rank_zero_info(words)
-        theta = self._binding.theta
-        final = self._fit.evaluation_params(theta)
-        if final is not theta:
-            self._trained = theta.clone()
-            theta.copy_(final)
+        self._fit.finish()
 
     def show(self) -> None:
         """Binds the parameters that the method wants evaluated."""
         if self._binding is not None:
             self._binding.fetch()
-            params = self._shown(self._binding.theta)
-            if params is not self._binding.theta:
+            theta = self._binding.theta
+            params = theta if self._fit is None else self._fit.shown(theta)
+            if params is not theta:
                 self._binding.bind_flat(params)
 
     def put_back(self) -> None:
@@ -282,19 +214,13 @@ class FitLifecycle:
         """Gives the parameters storage of their own and keeps what the next fit may go on from."""
         if self._fit is not None:
             # Lightning calls no hooks when nothing is left to do for a resumed fit.
-            if not self._finished and not interrupted:
-                self.finish()
+            if not self._fit.finished and not interrupted:
+                self._fit.finish()
                 complete_last_checkpoints(self._trainer)
-            self._fit.clients.close()
-            if self._fit.start is not None:  # it was broken off in a round
-                self._fit.start.put_back()
+            self._fit.close()
             self.loop.progress.end_fit()
-            self._fallback, self._memory = self._fit.clients.fallback, self._fit.memory
-            self._carried = dict(self.states())
+            self._fallback, self._last_round = self._fit.clients.fallback, self.last_round
+            self._carried = self._fit.states()
         if self._binding is not None:
             self._binding.release()
         self._fit, self._binding = None, None
-
-
-def _same(params: Tensor, others: Tensor) -> bool:
-    return torch.allclose(params, others, rtol=8 * torch.finfo(params.dtype).eps, atol=0.0, equal_nan=True)

@@ -13,7 +13,7 @@ from fl_lightning.clients.client_batches import ClientBatches, LocalOptions, lim
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.visit_loader import VisitLoader
 from fl_lightning.lightning.batches import ClientBatch, ClientTask
-from fl_lightning.lightning.epoch_loop import RoundConductor
+from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.lightning.inspection import accumulation
 from fl_lightning.lightning.names import Trainer
 
@@ -41,16 +41,16 @@ class RoundLoader(LoaderOfAll):
     ``shown`` is what others see in its place as ``trainer.train_dataloader``.
     """
 
-    def __init__(self, size: int, loaders: ClientLoaders, conductor: RoundConductor) -> None:
+    def __init__(self, size: int, loaders: ClientLoaders, loop: FederatedEpochLoop) -> None:
         super().__init__(loaders)
-        self._size, self._conductor = size, conductor
-        self.shown = VisitLoader(loaders, conductor.visit_batches)
+        self._size, self._loop = size, loop
+        self.shown = VisitLoader(loaders, loop.host.visit_batches)
 
     def __len__(self) -> int:
         return self._size
 
     def __iter__(self) -> Iterator[ClientTask]:
-        yield from self._conductor.open_round()
+        yield from self._loop.conductor.open_round()
 
 
 def local_batches(trainer: Trainer, options: LocalOptions, limit: int | float, loaders: ClientLoaders) -> ClientBatches:

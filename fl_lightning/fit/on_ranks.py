@@ -28,7 +28,9 @@ from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.storage import kept
 from fl_lightning.core.tensors import checksum, checksums
 from fl_lightning.core.updates import Columns
+from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.options import FitOptions
+from fl_lightning.fit.server import Server
 from fl_lightning.lightning.fit_description import FitDescription, plain
 from fl_lightning.lightning.names import Trainer, rank_zero_info
 from fl_lightning.lightning.ranks import Ranks
@@ -141,11 +143,26 @@ def whole_rows_reason(options: FitOptions) -> str | None:
     return None
 
 
+def checksums_of(options: FitOptions, server: Server, clients: ClientSide) -> dict[str, int]:
+    """Numbers that are equal in processes that hold the same model and the same state of the server, by name."""
+    rule, columns, optimizer = options.algorithm, clients.runner.rows.columns, server.optimizer
+    held: dict[str, Any] = {
+        "the global parameters": clients.runner.global_params,
+        "buffers": clients.buffers.global_values(),
+        "guards": kept.common(server.guards.state_dict(columns)),
+        type(rule).__name__: kept.common(kept.saved(rule, columns)),
+        "server_optimizer": optimizer and optimizer.state_dict(),
+        "skipped_rounds": server.failures.skipped_rounds,
+        "schedules": clients.schedules.state_dict(),
+    }
+    return {name: number for key, part in held.items() for name, number in checksums(part, key).items()}
+
+
 class Agreement:
     """Finds out a rank that has come to something else than the others."""
 
     def __init__(self, ranks: Ranks) -> None:
-        self._ranks, self._noted = ranks, 0
+        self.ranks, self._noted = ranks, 0
 
     def note(self, numbers: Tensor) -> None:
         """Takes numbers that all ranks must come to in this round, such as a step's coefficients."""
@@ -159,7 +176,7 @@ class Agreement:
         """
         account = {entry.name: getattr(record, entry.name) for entry in fields(record) if entry.name not in _TIMES}
         sums = {**sums, **checksums(account, "record"), "the coefficients of the step": self._noted}
-        found = self._ranks.gather((sums, {name: getattr(record, name) for name in _TIMES}))
+        found = self.ranks.gather((sums, {name: getattr(record, name) for name in _TIMES}))
         self._noted = 0
         rank, names = _differing([parts for parts, _ in found])
         if names:

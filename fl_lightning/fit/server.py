@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's side of a round: check uploads, aggregate, apply the step, record what happened; memory of a fit."""
+"""The server's side of a round: check uploads, aggregate, apply the step, record what happened."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import ceil, isfinite
+from math import isfinite
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import CannotGuardError
-from fl_lightning.algorithms.records import Federation, StepReport
+from fl_lightning.algorithms.records import Federation, StepReport, mean_rate
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
@@ -21,12 +22,12 @@ from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.storage import kept
-from fl_lightning.core.tensors import padded
 from fl_lightning.data.cohort_samplers import Selection
 from fl_lightning.fit.global_step import GlobalStep, RefusedStepError
 from fl_lightning.fit.guarding import Guards
+from fl_lightning.fit.memory import memory_plan
 from fl_lightning.fit.options import FitOptions
-from fl_lightning.fit.uploads import Cohorts, Failures, Round, UsableUploads, usable
+from fl_lightning.fit.uploads import Failures, Round, UsableUploads, stacked, usable
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.metrics.functional import conflict_counts
 
@@ -52,8 +53,12 @@ class Server:
         options.check_rounds(len(rows), sizes)
         self.guards, self.failures = Guards(options.guards), Failures(options, num_clients)
         self._step = GlobalStep(binding, options.server_optimizer)
-        self.optimizer = self._step.optimizer  # None: steps are subtracted
-        self.cohorts = Cohorts(rows, binding.theta, options.client_rule, num_clients)
+        self.num_samples: int | None = None  # of all registered clients, if known
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The server optimizer; ``None`` if steps are subtracted."""
+        return self._step.optimizer
 
     def description(self, **entries: Any) -> FitDescription:
         """The fit in plain values, with further entries."""
@@ -180,7 +185,7 @@ class Server:
         indices = [upload.index for upload in reports.uploads]
         settle = kept.tentatively(self._algorithm, self._rule)
         try:
-            cohort = self.cohorts.of(current, reports, indices, reports.norms)
+            cohort = self._cohort(current, reports, indices, reports.norms)
             step, norm = self._aggregate(cohort)
             self._step.tried(self._rows.columns.joined(step), norm)
             self._rule.commit(cohort)
@@ -194,6 +199,30 @@ class Server:
         plain = isinstance(error, RefusedStepError)
         return str(error) if plain else f"{type(self._algorithm).__name__} raised {type(error).__name__}: {error}"
 
+    def _cohort(self, current: Round, reports: UsableUploads, places: Sequence[int], norms: Tensor | None) -> Cohort:
+        """The cohort of some uploads, whose updates move to the front of the rows."""
+        uploads, rows, columns = reports.uploads, self._rows, self._rows.columns
+        ids = tuple(upload.client_id for upload in uploads)
+        names = rows.same_companions(dict(zip(places, ids, strict=True)))
+        updates, asks = rows.gathered(places, norms), current.asks
+        rates = [upload.client_lr for upload in uploads if upload.client_lr is not None]
+        losses = [upload.loss for upload in uploads if upload.loss is not None]
+        what = f"extras of {type(self._rule).__name__}"
+        return trusted(Cohort)(
+            params=columns.part(self._binding.theta),
+            updates=updates,
+            losses=torch.tensor(losses, dtype=torch.float64) if len(losses) == len(uploads) else None,
+            sizes=torch.tensor([upload.size for upload in uploads]),
+            client_ids=ids,
+            round=current.index,
+            client_lr=trusted(mean_rate)(rates) if len(rates) == len(uploads) else None,
+            num_clients=self._num_clients,
+            extras=stacked([upload.report.extras for upload in uploads], ids, what),
+            companions={name: updates.beside(rows.companion(name)[: len(uploads)]) for name in names},
+            losses_at=None if asks is None else (lambda params: asks(columns.joined(params), ids)),
+            num_samples=self.num_samples,
+        )
+
     def _guarded(self, current: Round, reports: UsableUploads) -> tuple[Cohort, UsableUploads, dict[str, float]]:
         """The cohort behind the guards, the reports of the clients in it, and numbers to log."""
         left = reports
@@ -201,18 +230,18 @@ class Server:
         def rebuilt(places: list[int], changed: bool) -> Cohort:
             nonlocal left
             left = left.at(places)
-            return self.cohorts.of(current, left, places, None if changed else left.norms)
+            return self._cohort(current, left, places, None if changed else left.norms)
 
         def left_out(place: int, reason: str) -> None:
             current.dropped[reports.uploads[place].client_id] = reason
 
         indices = [upload.index for upload in reports.uploads]
-        cohort = self.cohorts.of(current, reports, indices, reports.norms)
+        cohort = self._cohort(current, reports, indices, reports.norms)
         attack = self._options.attack
         dishonest = [] if attack is None else attack.among(cohort.client_ids)
         if attack is not None and dishonest and attack.conspire(cohort.updates, dishonest):
             places = list(range(len(cohort)))
-            cohort = self.cohorts.of(current, reports, places, None)
+            cohort = self._cohort(current, reports, places, None)
             left = reports = replace(reports, norms=cohort.updates.norms().cpu())
         cohort, scalars = self.guards.guarded(cohort, rebuilt, left_out)
         return cohort, left, scalars
@@ -258,41 +287,3 @@ class Server:
             skipped_rounds=self.failures.skipped_rounds,
             client_names=tuple(self.failures.names[client] for client in cohort.client_ids),
         )
-
-
-def memory_plan(
-    federation: Federation,
-    rules: Iterable[ServerRule | ClientRule],
-    server_optimizer: bool,
-    keeps_client_optimizers: bool,
-) -> dict[str, int]:
-    """Lists what a fit allocates, in bytes by name; the federation's cohort size is known.
-
-    An optimizer counts with two numbers per parameter. The server's takes copies of parameters and state as well,
-    because a step after which something is not finite is not taken.
-    """
-    rows, clients = federation.cohort_size or 0, federation.num_clients
-    columns, total = federation.numel, federation.layout.numel
-    params = total * federation.dtype.itemsize
-    row, whole, in_training = (
-        sum(padded(size, federation.dtype) for size in sizes) * federation.dtype.itemsize
-        for sizes in ([columns], [total], federation.layout.sizes)
-    )
-    parts = {
-        "global parameters": params,
-        "parameters in training (per process)": in_training,
-        f"update matrix ({rows} x {columns})": rows * row,
-    }
-    if federation.columns is not None:
-        trained = ceil(rows / len(federation.columns.spans))
-        parts[f"updates of clients that train here ({trained} x {total})"] = trained * whole
-    for rule in rules:
-        parts |= rule.memory(federation, rows)
-    if federation.buffers > 0:
-        parts[f"buffers ({rows + 1} copies)"] = (rows + 1) * federation.buffers
-    if server_optimizer:
-        parts["server optimizer (up to)"] = 2 * params
-        parts["copies to take a step back (up to)"] = 3 * params
-    if keeps_client_optimizers:
-        parts[f"client optimizers (up to, {clients} clients)"] = 2 * clients * params
-    return parts

@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule
-from fl_lightning.algorithms.records import mean_rate
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.hand_set import HandSet
 from fl_lightning.clients.module_visits import ModuleVisits
 from fl_lightning.clients.update_rows import UpdateRows, Upload
-from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError, ModuleError
 from fl_lightning.core.records import RoundRecord, client_label, numbered
 from fl_lightning.fit.options import FitOptions
@@ -39,6 +37,7 @@ class Round:
     dropped: dict[int, str] = field(default_factory=dict)  # who is left out, and why
     trained: int = 0  # clients whose training began, whatever came of it
     asks: Callable[[Tensor, Sequence[int]], Tensor] | None = None
+    drop_outs: Collection[int] = ()  # clients that were drawn and do not answer
     began: float = field(default_factory=lambda: time.perf_counter())
 
     @property
@@ -143,38 +142,6 @@ def _magnitudes(uploads: Sequence[Upload], rows: UpdateRows) -> tuple[Tensor, li
     fetched = torch.cat([norms, *given]).cpu()
     norms, remaining = fetched[: len(uploads)], iter(fetched[len(uploads) :].tolist())
     return norms, [None if upload.train_loss is None else next(remaining) for upload in uploads]
-
-
-class Cohorts:
-    """Makes cohorts of uploads."""
-
-    def __init__(self, rows: UpdateRows, theta: Tensor, rule: ClientRule, num_clients: int) -> None:
-        self._rows, self._theta, self._rule, self._num_clients = rows, theta, rule, num_clients
-        self.num_samples: int | None = None  # of all registered clients, if known
-
-    def of(self, current: Round, reports: UsableUploads, places: Sequence[int], norms: Tensor | None) -> Cohort:
-        """The cohort of some uploads, whose updates move to the front of the rows."""
-        uploads, rows, columns = reports.uploads, self._rows, self._rows.columns
-        ids = tuple(upload.client_id for upload in uploads)
-        names = rows.same_companions(dict(zip(places, ids, strict=True)))
-        updates, asks = rows.gathered(places, norms), current.asks
-        rates = [upload.client_lr for upload in uploads if upload.client_lr is not None]
-        losses = [upload.loss for upload in uploads if upload.loss is not None]
-        what = f"extras of {type(self._rule).__name__}"
-        return trusted(Cohort)(
-            params=columns.part(self._theta),
-            updates=updates,
-            losses=torch.tensor(losses, dtype=torch.float64) if len(losses) == len(uploads) else None,
-            sizes=torch.tensor([upload.size for upload in uploads]),
-            client_ids=ids,
-            round=current.index,
-            client_lr=trusted(mean_rate)(rates) if len(rates) == len(uploads) else None,
-            num_clients=self._num_clients,
-            extras=stacked([upload.report.extras for upload in uploads], ids, what),
-            companions={name: updates.beside(rows.companion(name)[: len(uploads)]) for name in names},
-            losses_at=None if asks is None else (lambda params: asks(columns.joined(params), ids)),
-            num_samples=self.num_samples,
-        )
 
 
 class Failures:

@@ -24,17 +24,21 @@ else:
     call = lightning_module("trainer.call")
 
 
-class RoundConductor(Protocol):
-    """What the loops ask of the strategy."""
+class FitHost(Protocol):
+    """What the loops ask before there are rounds."""
 
-    def begin_fit(self) -> None:
+    def begin_fit(self) -> RoundConductor:
         """Data and optimizers are there, and a checkpoint is loaded."""
-
-    def open_round(self) -> Iterator[ClientTask]:
-        """Draws the clients of the current epoch."""
 
     def visit_batches(self, loaders: Any) -> int:
         """Batches of a client's visit, by the loaders of all clients: mean over these, rounded up, without limits."""
+
+
+class RoundConductor(Protocol):
+    """What the loops ask of a fit."""
+
+    def open_round(self) -> Iterator[ClientTask]:
+        """Draws the clients of the current epoch."""
 
     def train_client(self, task: ClientTask) -> Tensor | None:
         """Trains one client and returns its mean loss, or None if it was dropped."""
@@ -59,17 +63,23 @@ class FederatedEpochLoop(_TrainingEpochLoop):
     module. Module hooks live on the client: they run once per local batch.
     """
 
-    def __init__(self, trainer: Trainer, conductor: RoundConductor, replaced: _TrainingEpochLoop) -> None:
+    conductor: RoundConductor
+
+    def __init__(self, trainer: Trainer, host: FitHost, replaced: _TrainingEpochLoop) -> None:
         super().__init__(trainer, min_steps=replaced.min_steps, max_steps=replaced.max_steps)
         # The old validation loop already knows its data source.
         self.val_loop = replaced.val_loop
-        self.conductor = conductor
+        self.host = host
         self.progress = RoundProgress(trainer)
         self.clock = VisitClock(self)
         self.automatic_optimization = GroupedOptimization(trainer, self.clock)
         self._step_values = StepValues(trainer)
 
     # ---- the round
+
+    def begin_fit(self) -> None:
+        """Data and optimizers are there, and a checkpoint is loaded."""
+        self.conductor = self.host.begin_fit()
 
     @property
     def done(self) -> bool:
@@ -267,21 +277,21 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         super().reset()
 
 
-def install(trainer: Trainer, conductor: RoundConductor) -> FederatedEpochLoop:
+def install(trainer: Trainer, host: FitHost) -> FederatedEpochLoop:
     """Puts a :class:`FederatedEpochLoop` into the trainer, once."""
     check_contract(trainer)
     current = trainer.fit_loop.epoch_loop
-    if isinstance(current, FederatedEpochLoop) and current.conductor is conductor:
+    if isinstance(current, FederatedEpochLoop) and current.host is host:
         return current
-    loop = FederatedEpochLoop(trainer, conductor, current)
+    loop = FederatedEpochLoop(trainer, host, current)
     trainer.fit_loop.epoch_loop = loop
     settle_results(trainer)
     count_visits(trainer)
     return loop
 
 
-def running_conductor(trainer: Trainer) -> RoundConductor | None:
-    """Whoever conducts the rounds of the federated fit that this trainer runs at the moment; ``None`` without one."""
+def running_host(trainer: Trainer) -> FitHost | None:
+    """The host of the federated fit that this trainer runs at the moment; ``None`` without one."""
     loop, state = trainer.fit_loop.epoch_loop, trainer.state
     runs = isinstance(loop, FederatedEpochLoop) and state.fn == TrainerFn.FITTING and state.status == "running"
-    return loop.conductor if runs else None
+    return loop.host if runs else None

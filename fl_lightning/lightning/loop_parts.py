@@ -93,7 +93,7 @@ class FederatedFitLoop(_FitLoop):
         """
         self.setup_data()
         if self._combined_loader is not None:
-            self.epoch_loop.conductor.begin_fit()
+            self.epoch_loop.begin_fit()
         super().run()
 
     @property

@@ -99,7 +99,7 @@ class RoundProgress:
             if self.closed and self._within_epoch:
                 return  # Lightning goes on with the validation
             if self.closed:
-                self._loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+                self._loop._update_learning_rates("epoch", update_plateau_schedulers=True)
         self.closed = False
         for tracker in self._epochs():
             tracker.ready = tracker.started = tracker.completed = tracker.processed

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Subset
 import fl_lightning as fl
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.updates import UpdateMatrix
-from fl_lightning.fit.fit_lifecycle import FitLifecycle
+from fl_lightning.fit.fit import FederatedFit
 
 PACKAGE = str(Path(fl.__file__).parent) + "/"
 CLIENTS, SAMPLES, BATCH = 4, 80, 10  # so that each client has two batches
@@ -93,7 +93,7 @@ def trainer_of(rounds: int, **options: Any) -> Any:
 
 def a_fit(walk: Walk, method: str) -> None:
     """Two rounds, of which one method is counted."""
-    with counted(FitLifecycle, method, walk):
+    with counted(FederatedFit, method, walk):
         trainer_of(2).fit(fresh(), data())
 
 

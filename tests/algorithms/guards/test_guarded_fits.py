@@ -191,7 +191,7 @@ def test_a_guard_that_needs_whole_rows_is_named():
             return super().judge(cohort)
 
     def reason(*guards):
-        return whole_rows_reason(fl.FederatedStrategy(guard=list(guards))._options)
+        return whole_rows_reason(fl.FederatedStrategy(guard=list(guards)).options)
 
     assert reason(fl.guards.NormClipping(1.0)) is None
     assert reason(fl.guards.NormClipping(1.0), Whole(1.0)).startswith("Whole does not say that it works on columns")
