@@ -140,6 +140,7 @@ class Experiment:
         metrics: columns, by the names of the lines.
         last: evaluations at the end that are averaged.
         deviations: how the setting differs from the published one.
+        reach: a mean accuracy; the table says after how many rounds an evaluation had it.
         draw: draws something else than curves over the rounds.
     """
 
@@ -149,6 +150,7 @@ class Experiment:
     metrics: tuple[str, ...] = ("mean", "angle")
     last: int = 1
     deviations: tuple[str, ...] = ()
+    reach: float | None = None
     draw: Drawing | None = None
 
     def __post_init__(self) -> None:

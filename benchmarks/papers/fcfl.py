@@ -85,6 +85,8 @@ def _inputs(width: int, batch: list[Tensor]) -> Tensor:
 
 
 def _one_hot(positions: Tensor, width: int) -> Tensor:
+    if positions.is_floating_point():
+        return positions
     return torch.zeros(len(positions), width + 1).scatter_(1, positions, 1.0)[:, :width]
 
 
@@ -125,7 +127,7 @@ class PublishedFCFL(fl.algorithms.FCFL):
 
 
 class Income(L.LightningModule):
-    """Logistic regression on one-hot inputs, which are given by their positions: the sum of weights looked up there."""
+    """Logistic regression on numbers, or on one-hot inputs given by their positions: the weights looked up there."""
 
     def __init__(self, width: int, lr: float, notion: Notion) -> None:
         super().__init__()
@@ -137,6 +139,8 @@ class Income(L.LightningModule):
 
     def forward(self, positions: Tensor) -> Tensor:
         """Logits."""
+        if positions.is_floating_point():
+            return positions @ self.weights + self.bias
         weights = torch.cat([self.weights, self.weights.new_zeros(1)])  # 0 for a value that is not known
         return weights.index_select(0, positions.flatten()).view(positions.shape).sum(1) + self.bias
 

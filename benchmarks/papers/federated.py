@@ -23,7 +23,7 @@ from fl_lightning.algorithms import ClientRule, ServerRule
 from fl_lightning.algorithms.guards import Guard
 from fl_lightning.metrics.functional import fairness_summary
 
-KEPT = ("mean", "angle", "std", "worst_5", "worst_10", "best_5", "min", "max")
+KEPT = ("mean", "angle", "std", "worst_5", "worst_10", "best_5", "best_10", "min", "max")
 FEW = 20  # clients whose own accuracies are written down
 LOSS_BATCH = 1024  # cross entropies are means over samples: large batches only save time
 
@@ -82,6 +82,12 @@ class Training:
 Attacks = Callable[[int], fl.attacks.Attack]
 """Makes an attack from the seed of the run."""
 
+Start = Callable[[fl.ClientModule, fl.FederatedDataModule], None]
+"""Changes the weights before the first round."""
+
+Noted = Callable[[Any], Mapping[str, float | list[float]]]
+"""What else to write at every evaluation, from the method."""
+
 
 @dataclass(frozen=True)
 class FederatedCase(Case):
@@ -98,6 +104,8 @@ class FederatedCase(Case):
         honest_only: accuracies of dishonest clients do not count.
         guard: makes the guard before the method; ``None``: none.
         classes: outputs of the network.
+        start: changes the initial weights.
+        noted: finds more to write in the method.
     """
 
     name: str
@@ -114,6 +122,8 @@ class FederatedCase(Case):
     honest_only: bool = False
     guard: Callable[[], Guard] | None = None
     classes: int = 10
+    start: Start | None = None
+    noted: Noted | None = None
 
     def check(self, root: Path) -> None:
         """See the base class."""
@@ -143,10 +153,14 @@ class FederatedCase(Case):
             lr_scheduler=partial(torch.optim.lr_scheduler.ExponentialLR, gamma=training.decay),
             num_classes=self.classes,
         )
+        going_on = job.checkpoint.is_file()
+        if self.start is not None and not going_on:
+            self.start(module, data)
+        rule = self.rule()
         attack = None if self.attack is None else self.attack(job.seed)
         left_out = attack.clients if attack is not None and self.honest_only else ()
         strategy = fl.FederatedStrategy(
-            self.rule(),
+            rule,
             client=None if self.client is None else self.client(),
             clients_per_round=training.online,
             local_epochs=training.epochs,
@@ -164,14 +178,14 @@ class FederatedCase(Case):
             accelerator=job.accelerator,
             devices=1,
             logger=False,
-            callbacks=[LogRecorder(log, every, frozenset(left_out))],
+            callbacks=[LogRecorder(log, every, frozenset(left_out), partial(self.noted, rule) if self.noted else dict)],
             check_val_every_n_epoch=every,
             num_sanity_val_steps=0,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-        trainer.fit(module, data, ckpt_path=str(job.checkpoint) if job.checkpoint.is_file() else None)
+        trainer.fit(module, data, ckpt_path=str(job.checkpoint) if going_on else None)
         if job.rounds % every:
             trainer.validate(module, data, verbose=False)
         if job.rounds >= self.rounds:
@@ -185,10 +199,13 @@ class LogRecorder(L.Callback):
         log: where to.
         every: rounds from one checkpoint to the next.
         left_out: clients whose accuracies do not count.
+        noted: gives more to write.
     """
 
-    def __init__(self, log: Log, every: int, left_out: frozenset[int] = frozenset()) -> None:
-        self._log, self._every, self._left_out = log, every, left_out
+    def __init__(
+        self, log: Log, every: int, left_out: frozenset[int], noted: Callable[[], Mapping[str, float | list[float]]]
+    ) -> None:
+        self._log, self._every, self._left_out, self._noted = log, every, left_out, noted
         self._parent = os.getppid()
         self._seconds, self._began, self._rounds = 0.0, 0.0, 0
         self._sums: dict[str, float] = {}
@@ -230,6 +247,7 @@ class LogRecorder(L.Callback):
                 metrics[f"{prefix}sample_std"] = _short(values.std()) if len(values) > 1 else 0.0
                 if len(values) <= FEW:
                     metrics[f"{prefix}clients"] = [_short(value) for value in values]
+        metrics |= self._noted()
         metrics |= {f"per_round_{key}": _short(value / self._rounds) for key, value in self._sums.items()}
         self._log.write(evaluation.round, metrics, time.perf_counter() - self._began)
 

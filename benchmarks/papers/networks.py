@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from benchmarks.papers.architectures import MLP, CifarCNN, ResNet10
+from benchmarks.papers.architectures import MLP, CifarCNN, MnistCNN, NFResNet18, ResNet10
 
 
 class Pixels(nn.Module):
@@ -91,9 +91,44 @@ def cifar_cnn() -> Pixels:
     return Pixels(CifarCNN(), CIFAR_MEAN, CIFAR_STD)
 
 
+def narrow_cifar_cnn() -> Pixels:
+    """The same with a quarter of the channels."""
+    return Pixels(CifarCNN(16), CIFAR_MEAN, CIFAR_STD)
+
+
+def cifar100_cnn() -> Pixels:
+    """The CNN for CIFAR-100, with the papers' normalisation."""
+    return Pixels(CifarCNN(num_classes=100), CIFAR_MEAN, CIFAR_STD)
+
+
+def nf_resnet() -> Pixels:
+    """NResNet-18 for CIFAR-100."""
+    return Pixels(NFResNet18(), CIFAR_MEAN, CIFAR_STD)
+
+
+def nf_resnet_of_ten() -> Pixels:
+    """NResNet-18 for CIFAR-10."""
+    return Pixels(NFResNet18(10), CIFAR_MEAN, CIFAR_STD)
+
+
+def mnist_cnn() -> Pixels:
+    """The CNN for MNIST."""
+    return Pixels(MnistCNN())
+
+
+def narrow_mnist_cnn() -> Pixels:
+    """The same with a quarter of the channels."""
+    return Pixels(MnistCNN(8, 128))
+
+
 def narrow_resnet() -> Pixels:
     """ResNet-10 of width 16, with ImageNet's normalisation."""
     return Pixels(ResNet10(width=16), IMAGENET_MEAN, IMAGENET_STD)
+
+
+def tiny_resnet() -> Pixels:
+    """ResNet-10 of width 8, with ImageNet's normalisation."""
+    return Pixels(ResNet10(width=8), IMAGENET_MEAN, IMAGENET_STD, channels_last=True)
 
 
 def flipping_resnet() -> Pixels:

@@ -75,6 +75,8 @@ def _table(experiment: Experiment, cases: Sequence[Case], results: Results) -> s
     for metric in metrics:
         known = any(metric in case.published for case in cases)
         heads += [metric, "published", "difference"] if known else [metric]
+    if experiment.reach is not None:
+        heads.append(f"rounds to {experiment.reach}".replace("0.", "."))
     rows = [[*heads, "rounds", "seeds", "minutes"]]
     for case in cases:
         runs = results[case.name]
@@ -86,6 +88,9 @@ def _table(experiment: Experiment, cases: Sequence[Case], results: Results) -> s
             if any(metric in other.published for other in cases):
                 target = case.published.get(metric)
                 row += ["", ""] if target is None else [f"{target:.3f}", _signed(mean - target)]
+        if experiment.reach is not None:
+            first = [[line["round"] for line in lines if line["mean"] >= experiment.reach] for lines in runs.values()]
+            row.append(f"{fmean(rounds[0] for rounds in first):.0f}" if all(first) else "never")
         reached = {int(lines[-1]["round"]) for lines in runs.values()}
         rounds = " to ".join(str(number) for number in sorted({min(reached), max(reached)}))
         row.append(rounds if reached == {case.rounds} else f"{rounds} of {case.rounds}")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
+from torch.nn.functional import affine_grid, grid_sample, interpolate
 from torch.utils.data import TensorDataset
 from torchvision import datasets
 
@@ -69,8 +69,8 @@ def _idx(kind: type[datasets.MNIST], root: Path) -> Pair:
     return Pair(*(TensorDataset(half.data, half.targets) for half in halves))
 
 
-def _cifar(root: Path) -> Pair:
-    halves = [datasets.CIFAR10(root, train=train, download=False) for train in (True, False)]
+def _cifar(kind: type[datasets.CIFAR10], root: Path) -> Pair:
+    halves = [kind(root, train=train, download=False) for train in (True, False)]
     return Pair(
         *(
             TensorDataset(torch.from_numpy(half.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(half.targets))
@@ -88,7 +88,22 @@ FASHION = Source(
     "FashionMNIST/raw with the four idx files",
 )
 MNIST = Source("MNIST", (28, 28), 60000, 10000, partial(_idx, datasets.MNIST), "MNIST/raw with the four idx files")
-CIFAR10 = Source("CIFAR-10", (3, 32, 32), 50000, 10000, _cifar, "cifar-10-batches-py with the python batches")
+CIFAR10 = Source(
+    "CIFAR-10",
+    (3, 32, 32),
+    50000,
+    10000,
+    partial(_cifar, datasets.CIFAR10),
+    "cifar-10-batches-py with the python batches",
+)
+CIFAR100 = Source(
+    "CIFAR-100",
+    (3, 32, 32),
+    50000,
+    10000,
+    partial(_cifar, datasets.CIFAR100),
+    "cifar-100-python with the python version",
+)
 
 
 def usps(root: Path) -> Pair:
@@ -115,9 +130,44 @@ USPS = Source("USPS", (16, 16), 7291, 2007, usps, "USPS/usps.bz2 and USPS/usps.t
 
 
 def resized(images: Tensor, side: int) -> Tensor:
-    """Grey images ``[n, h, w]`` uint8 as ``[n, 3, side, side]``."""
-    small = interpolate(images[:, None].float(), (side, side), mode="bilinear", antialias=True, align_corners=False)
+    """Images ``[n, h, w]`` or ``[n, 3, h, w]`` uint8 as ``[n, 3, side, side]``."""
+    images = images if images.dim() == 4 else images[:, None]
+    small = interpolate(images.float(), (side, side), mode="bilinear", antialias=True, align_corners=False)
     return small.round().clamp(0, 255).byte().expand(-1, 3, -1, -1).contiguous()
+
+
+def rendered(size: int, seed: int) -> TensorDataset:
+    """Digits in random colours, places, turns and sizes on noise, ``[size, 3, 16, 16]`` uint8: a stand-in for SYN."""
+    from PIL import Image, ImageDraw, ImageFont
+    from torchvision.transforms.functional import pil_to_tensor
+
+    font, glyphs = ImageFont.load_default(24), []
+    for digit in range(10):
+        picture = Image.new("L", (32, 32))
+        ImageDraw.Draw(picture).text((16, 16), str(digit), fill=255, font=font, anchor="mm")
+        glyphs.append(pil_to_tensor(picture).float().div(255))
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(10, (size,), generator=generator)
+    turn = (torch.rand(size, generator=generator) - 0.5) * 0.8
+    stretch = 0.9 + 0.6 * torch.rand(size, 2, 1, generator=generator)
+    place = (torch.rand(size, 2, 1, generator=generator) - 0.5) * 0.4
+    rotation = torch.stack([turn.cos(), -turn.sin(), turn.sin(), turn.cos()], 1).view(-1, 2, 2)
+    grid = affine_grid(torch.cat([stretch * rotation, place], 2), [size, 1, 16, 16], align_corners=False)
+    mask = grid_sample(torch.stack(glyphs)[labels], grid, align_corners=False)
+    ink, paper = torch.rand(2, size, 3, 1, 1, generator=generator)
+    pixels = paper + (ink - paper) * mask + 0.15 * torch.randn(size, 3, 16, 16, generator=generator)
+    return TensorDataset(pixels.clamp(0, 1).mul(255).byte(), labels)
+
+
+def made_up_digits(name: str) -> Pair:
+    """``"uci"``: the 8 x 8 digits that come with scikit-learn. ``"rendered"``: see :func:`rendered`."""
+    if name == "rendered":
+        return Pair(rendered(10000, 0), rendered(2000, 1))
+    from sklearn.datasets import load_digits
+
+    images, labels = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
+    images = images.view(-1, 8, 8).mul(15.9375).byte()
+    return Pair(*(TensorDataset(images[half], labels[half]) for half in (slice(1437), slice(1437, None))))
 
 
 def office(root: Path, domain: str, side: int) -> Pair:

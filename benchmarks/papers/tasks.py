@@ -14,10 +14,11 @@ from torch.utils.data import TensorDataset
 import fl_lightning as fl
 from benchmarks.papers.federated import Task
 from benchmarks.papers.own_tests import OwnTests, PartOf, drawn_like
-from benchmarks.papers.sources import MNIST, OFFICE, USPS, Pair, Source, office, resized
+from benchmarks.papers.sources import MNIST, OFFICE, USPS, Pair, Source, made_up_digits, office, resized
 from fl_lightning.data import Partition
 
 EVAL_BATCH = 1000
+DIGITS = {"mnist": MNIST, "usps": USPS}
 
 
 @cache
@@ -161,12 +162,14 @@ class Domains(Task):
     """Clients of several domains. The first client of a domain tests on all of the domain's test images.
 
     Attributes:
-        names: domains of Office-Caltech-10, or ``("mnist", "usps")``.
+        names: domains of Office-Caltech-10, or of digits: ``"mnist"``, ``"usps"``, ``"uci"`` and ``"rendered"``.
         each: clients per domain.
         share: part of a domain's training images that one client has; clients share none.
         side: width and height of the images.
         train: training samples, about.
         test: test samples.
+        least: training images that one client has at least.
+        tests: test images of a domain at most.
     """
 
     names: tuple[str, ...]
@@ -175,6 +178,8 @@ class Domains(Task):
     side: int
     train: int
     test: int
+    least: int = 1
+    tests: int | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -184,9 +189,9 @@ class Domains(Task):
     def check(self, root: Path) -> None:
         """See the base class."""
         for name in self.names:
-            if name not in OFFICE:
-                _present({"mnist": MNIST, "usps": USPS}[name], root)
-            elif not (root / "OfficeCaltech10" / name).is_dir():
+            if name in DIGITS:
+                _present(DIGITS[name], root)
+            elif name in OFFICE and not (root / "OfficeCaltech10" / name).is_dir():
                 office(root, name, self.side)
 
     def federate(self, root: Path, seed: int, batch_size: int) -> fl.FederatedDataModule:
@@ -198,13 +203,13 @@ class Domains(Task):
             pair = domain(root, name, self.side)
             images, labels = pair.train.tensors
             order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1000 * seed + number))
-            size = int(self.share * len(labels))
+            size = max(int(self.share * len(labels)), self.least)
             for client in range(self.each):
                 mine = order[client * size : (client + 1) * size]
                 train.append((images[mine], labels[mine]))
                 keys["train"] += [number * self.each + client] * size
-            test.append((pair.test.tensors[0], pair.test.tensors[1]))
-            keys["val"] += [number * self.each] * len(pair.test)
+            test.append((pair.test.tensors[0][: self.tests], pair.test.tensors[1][: self.tests]))
+            keys["val"] += [number * self.each] * len(test[-1][1])
         halves = [TensorDataset(*(torch.cat(parts) for parts in zip(*half, strict=True))) for half in (train, test)]
         return fl.FederatedDataModule(
             halves[0],
@@ -224,5 +229,5 @@ def domain(root: Path, name: str, side: int) -> Pair:
     """
     if name in OFFICE:
         return office(root, name, side)
-    pair = {"mnist": MNIST, "usps": USPS}[name].load(root)
+    pair = DIGITS[name].load(root) if name in DIGITS else made_up_digits(name)
     return Pair(*(TensorDataset(resized(half.tensors[0], side), half.tensors[1]) for half in pair))

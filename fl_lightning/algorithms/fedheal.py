@@ -142,6 +142,18 @@ class FedHEAL(ServerRule):
         p = self.weights.vector(ids, 0.0)
         return p / p.sum()
 
+    def sign_consistency(self, client_id: int) -> Tensor:
+        """How often the coordinates of a client's updates had the same sign so far (section 3.2 of the paper).
+
+        Returns:
+            ``[n]`` float32: the share of rounds in which a coordinate had its more frequent sign, in [0.5, 1].
+
+        Raises:
+            KeyError: the client has not taken part yet, or the filter is off.
+        """
+        share = self.counts[client_id] / self.rounds[client_id]
+        return torch.maximum(share, 1 - share)
+
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """One byte per coordinate and client; two from a client's 255th round on."""
         return super().memory(federation, cohort_size) if self.filter_updates else {}

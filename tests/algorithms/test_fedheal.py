@@ -135,3 +135,13 @@ def test_counts_widen_before_they_overflow():
     (counts,) = kept.state(rule)["counts"].values()
     assert counts.dtype == torch.int16
     assert set(counts.tolist()) == {300}
+
+
+def test_consistency_is_how_often_the_more_frequent_sign_came():
+    rule, rows = FedHEAL(), [drifting((4,), index) for index in range(6)]
+    for index, row in enumerate(rows):
+        rule.aggregate(cohort((4,), row, index))
+    falls = torch.stack([row[0] <= 0 for row in rows]).float().mean(0)
+    torch.testing.assert_close(rule.sign_consistency(4), torch.maximum(falls, 1 - falls))
+    with pytest.raises(KeyError):
+        rule.sign_consistency(5)

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The networks of the papers have the published sizes."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from benchmarks.papers.architectures import MLP, CifarCNN, ResNet10
+from benchmarks.papers.architectures import MLP, CifarCNN, MnistCNN, NFResNet18, ResNet10
 from fl_lightning.core.layout import ParamLayout
 
 # model, parameters, tensors, layers in the sense of ParamLayout's default, image shape
 CASES = [
     (MLP, 199_210, 6, 3, (1, 28, 28)),
     (CifarCNN, 797_962, 10, 5, (3, 32, 32)),
+    (MnistCNN, 1_663_370, 8, 4, (1, 28, 28)),
+    (partial(NFResNet18, 10), 183_994, 34, 17, (3, 32, 32)),
     (ResNet10, 4_903_242, 38, 25, (3, 32, 32)),
 ]
 

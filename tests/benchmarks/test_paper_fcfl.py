@@ -6,7 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.papers import adult, fcfl
+from benchmarks.papers import adult, eicu, fcfl
+from benchmarks.papers import votes as votes_of
+from benchmarks.papers.experiment import Job, Log
+from benchmarks.papers.records import read
+from benchmarks.papers.sources import MissingDataError
+from benchmarks.papers.tables.fcfl_eicu import EICU
 
 ROWS = """\
 39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, Cuba, <=50K
@@ -72,3 +77,45 @@ def test_without_data_it_says_what_to_give(monkeypatch, capsys, given):
     assert said.out == ""
     assert said.err.count("\n") == 1
     assert "as --data-root DIR; found" in said.err
+
+
+def test_made_up_hospitals_are_read_like_real_ones(tmp_path):
+    eicu.write_made_up(tmp_path)
+    long, dead = (eicu.load(tmp_path, outcome) for outcome in ("long stay", "death"))
+    assert long.positions.shape == (sum(250 + 50 * k for k in range(11)), 1 + 9 + 2 + 3 + 2)
+    assert torch.equal(long.positions, dead.positions)
+    measured = long.positions[:, :10]
+    torch.testing.assert_close(measured.mean(0), torch.zeros(10), rtol=0, atol=1e-4)
+    assert (measured[:, 9] == 0).float().mean() > 0.14, "no albumin is the mean"
+    assert long.ages[::250][0] == 90
+    white = [float(long.groups[long.clients == k].float().mean()) for k in (0, 10)]
+    assert white == pytest.approx([0.5, 0.9], abs=0.08)
+    assert float(long.labels.mean()) == pytest.approx(0.36, abs=0.05)
+    assert float(dead.labels.mean()) == pytest.approx(0.07, abs=0.04)
+    shown = {group: float(measured[(long.clients == 5) & (long.groups == group), 8].mean()) for group in (0, 1)}
+    assert shown[0] > shown[1] + 0.2, "people who are not white seem more ill there"
+
+
+def test_runs_on_hospitals(tmp_path):
+    cases = {case.name: case for case in EICU.cases}
+    with pytest.raises(MissingDataError, match="eICU is needed: --data-root must be a folder that holds eicu/patient"):
+        cases["budgets: FCFL .1"].check(tmp_path)
+    for name in ("budgets: FA", "own budgets: 0.5 of the original", "no budgets, death: AFL"):
+        case = cases[f"made-up hospitals, {name}"]
+        case.check(tmp_path)
+        job = Job("fcfl-eicu", case.name, 1, 2, tmp_path, tmp_path, "cpu", {})
+        case.execute(job, Log(job))
+        (line,) = read(job.lines)
+        assert line["disparity"] == max(line["disparities"])
+        assert line["min"] == min(line["clients"])
+        assert len(line["clients"]) == 11
+
+
+def test_clients_vote_for_what_both_can_live_with(monkeypatch, capsys):
+    found = {"all": [(0.9, 0.2), (0.8, 0.1)], ".5": [(0.89, 0.1), (0.79, 0.1)], ".2": [(0.89, 0.02), (0.7, 0.02)]}
+    votes = votes_of.approvals(found, 0.02, 0.5)
+    assert votes == {"all": (False, False), ".5": (True, False), ".2": (True, False)}
+    assert votes_of.winner(found, votes) == ".5"
+    monkeypatch.setattr("sys.argv", ["votes"])
+    votes_of.main()
+    assert "wins" in capsys.readouterr().out

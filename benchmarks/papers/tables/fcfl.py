@@ -230,6 +230,48 @@ def _compared() -> list[AdultCase]:
     return [replace(case, name=case.run.name, forms="library", seeds=DIVISIONS) for case in cases]
 
 
+Points = Mapping[str, Mapping[str, list[tuple[float, float]]]]
+"""By panel and method: absolute disparity and accuracy of clients."""
+
+
+def draw_points(panels: Points, path: Path) -> None:
+    """Accuracies over disparities, and the budget that a panel's name ends with (Figures 3, 4 and S1)."""
+    from matplotlib.figure import Figure
+
+    width = min(len(panels), 4)
+    height = -(-len(panels) // width)
+    figure = Figure(figsize=(3 * width, 3 * height), layout="constrained")
+    axes = figure.subplots(height, width, sharex=True, sharey=True, squeeze=False)
+    methods = list(dict.fromkeys(method for shown in panels.values() for method in shown))
+    for axis, (name, shown) in zip(axes.flat, panels.items(), strict=False):
+        for method, points in shown.items():
+            gaps, accuracies = zip(*points, strict=True)
+            color = f"C{methods.index(method)}"
+            axis.plot(gaps, accuracies, ".", markersize=9, alpha=0.7, color=color, label=method)
+        if "budget ." in name or "FCFL ." in name:
+            axis.axvline(float(name.split()[-1]), color="0.4", linestyle=":")
+        axis.set_title(name, fontsize="medium")
+        axis.legend(fontsize="x-small")
+    for axis in axes[-1]:
+        axis.set_xlabel("|disparity|")
+    for row in axes:
+        row[0].set_ylabel("accuracy of a client")
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
+    figure.savefig(path, dpi=110)
+
+
+def _draw_compared(results: Mapping[str, Mapping[int, list[Line]]], path: Path) -> None:
+    """Doctorates and others of all divisions: a panel for each budget."""
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for name, runs in results.items():
+        group, _, method = name.partition(": ")
+        for line in (lines[-1] for lines in runs.values()):
+            points = [(abs(line["disparity 1"]), line["doctorates"]), (abs(line["disparity 2"]), line["others"])]
+            panels.setdefault(group, {}).setdefault(method, []).extend(points)
+    draw_points(panels, path)
+
+
 COMPARED = Experiment(
     "fcfl-baselines",
     "FCFL and what it is compared with on Adult: doctorates and others as two clients, five divisions",
@@ -241,6 +283,7 @@ COMPARED = Experiment(
         "MMPF and q-FFL, AFL know no budgets. FA bounds a covariance instead of a disparity, with 50 people as the "
         "centres of its kernels, for 500 rounds; its settings are not published. FairReg has the weight 1.",
     ),
+    draw=_draw_compared,
 )
 
 
