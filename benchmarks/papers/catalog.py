@@ -22,6 +22,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     fedlf_cifar.TABLE1,
     fedlf.TABLE2,
     fedlf_variants.ABLATION,
+    fedlf_variants.FAIR_ROW,
     fedlf.RATES,
     fedlf_cifar.CLIENTS_OF_ALL,
     fedmdfg.TABLE2,

@@ -102,7 +102,6 @@ def write_made_up(folder: Path, seed: int = 0) -> None:
         )
         for person in range(size):
             stay = 1000 * hospital + person
-            minutes = WEEK * (1.5 if long[person] else 0.4)
             patients.append(
                 {
                     "patientunitstayid": stay,
@@ -112,7 +111,7 @@ def write_made_up(folder: Path, seed: int = 0) -> None:
                     "gender": ("Female", "Male")[person % 2],
                     "unittype": ("MICU", "SICU", "CCU-CTICU")[person % 3],
                     "unitadmitsource": ("Emergency Department", "Operating Room")[person % 5 == 0],
-                    "unitdischargeoffset": int(minutes),
+                    "unitdischargeoffset": 2 * WEEK if long[person] else WEEK // 2,
                     "hospitaldischargestatus": "Expired" if dead[person] else "Alive",
                 }
             )

@@ -158,14 +158,3 @@ class Experiment:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"cases of {self.name} must have names of their own, found {twice} more than once")
-
-    def case(self, name: str) -> Case:
-        """The case of this name.
-
-        Raises:
-            ValueError: there is none.
-        """
-        for case in self.cases:
-            if case.name == name:
-                return case
-        raise ValueError(f"case must be one of {[case.name for case in self.cases]}, found {name!r}")

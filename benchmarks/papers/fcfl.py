@@ -1,26 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """FCFL (NeurIPS 2021) on Adult, and on its synthetic problem, beside the published figures.
 
-    python -m benchmarks.papers.fcfl --data-root DIR [--forms code|library] [--only TEXT] [--json FILE]
-
 Logistic regression on two clients, people with and without a doctorate. Accuracies are on the official test file;
-disparities there are signed, group 1 (white people) minus group 0. ``--forms code`` follows the authors' published code
+disparities there are signed, group 1 (white people) minus group 0. ``forms="code"`` follows the authors' published code
 in the two places of stage 2 where its figures depend on it: the disparity constraint is dropped while all budgets hold,
-and individual budgets are forgotten. ``--forms library`` keeps to the paper in both, as the library does by default:
+and individual budgets are forgotten. ``forms="library"`` keeps to the paper in both, as the library does by default:
 the budgets then hold on the training data, at other test figures.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
 import time
-import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import lightning as L
@@ -30,7 +23,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import TensorDataset
 
 import fl_lightning as fl
-from benchmarks.papers.adult import Adult, Attribute, load
+from benchmarks.papers.adult import Adult, Attribute
 from fl_lightning.algorithms import ServerRule
 from fl_lightning.metrics import DemographicParity, EqualOpportunity
 
@@ -180,18 +173,14 @@ def initial_layer(width: int) -> nn.Linear:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave and what was published, doctorates first.
+    """What a run gave, doctorates first.
 
     ``excess`` says by how much the surrogate disparity on the training data is above its budget in the end, for the
     client that is worst off; ``seconds`` is the time of training.
     """
 
-    name: str
-    forms: str
     accuracy: tuple[float, ...]
     disparity: tuple[float, ...]
-    published_accuracy: tuple[float, float]
-    published_disparity: tuple[float, float]
     excess: float | None
     seconds: float
 
@@ -234,9 +223,7 @@ def execute(run: Run, train: Adult, test: Adult, forms: str) -> Result:
     measured = {name: tuple(values.tolist()) for name, values in record.values.items()}
     assert strategy.last_round is not None
     excess = rule.above if isinstance(rule, PublishedFCFL) else strategy.last_round.scalars.get("excess")
-    return Result(
-        run.name, forms, measured["accuracy"], measured["disparity"], run.accuracy, run.disparity, excess, seconds
-    )
+    return Result(measured["accuracy"], measured["disparity"], excess, seconds)
 
 
 def trajectory(budget: float, start: Tensor) -> list[tuple[float, float]]:
@@ -285,52 +272,3 @@ def starts(n: int = 20) -> dict[str, Tensor]:
     """Where the published runs start: a point that satisfies the constraint, and one that violates it."""
     signs = 1.0 - 2.0 * (torch.arange(n) % 2)
     return {"satisfying": torch.full((n,), -0.2), "violating": 0.3 * signs}
-
-
-def four(values: tuple[float, ...]) -> str:
-    """Numbers of a table cell."""
-    return " ".join(f"{value:.4f}" for value in values)
-
-
-def main() -> None:
-    """Prints a Markdown table, a line per run as soon as it is over."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-root", type=Path, help="folder that holds Adult/adult.data and Adult/adult.test")
-    parser.add_argument("--forms", choices=("code", "library"), default="code", help="whose stage 2 (default: code)")
-    parser.add_argument("--only", default="", help="runs whose name contains this")
-    parser.add_argument("--json", type=Path, help="also write the results here")
-    arguments = parser.parse_args()
-    folder = None if arguments.data_root is None else arguments.data_root / "Adult"
-    if folder is None or not all((folder / name).is_file() for name in ("adult.data", "adult.test")):
-        parser.exit(
-            2,
-            "Give the folder that holds Adult/adult.data and Adult/adult.test, the two files of the UCI data set "
-            f"Adult, as --data-root DIR; found {arguments.data_root}.\n",
-        )
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; doctorates first, then all others\n")
-    print("| run | accuracy | published | disparity | published | above budget in training | seconds |")
-    print("|---|---|---|---|---|---|---|")
-    results = []
-    for run in (run for run in RUNS if arguments.only in run.name):
-        train, test = (load(folder / name, run.attribute) for name in ("adult.data", "adult.test"))
-        result = execute(run, train, test, arguments.forms)
-        results.append(result)
-        print(
-            f"| {run.name} | {four(result.accuracy)} | {four(run.accuracy)} | {four(result.disparity)} "
-            f"| {four(run.disparity)} | {'' if result.excess is None else f'{result.excess:.4f}'} "
-            f"| {result.seconds:.0f} |",
-            flush=True,
-        )
-        if arguments.json is not None:
-            arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
-    print("\n| synthetic problem | end point | published |")
-    print("|---|---|---|")
-    for name, start in starts().items():
-        for budget, published in SYNTHETIC[name].items():
-            print(f"| {name}, l2 <= {budget} | {four(trajectory(budget, start)[-1])} | {four(published)} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -82,12 +82,6 @@ class Training:
 Attacks = Callable[[int], fl.attacks.Attack]
 """Makes an attack from the seed of the run."""
 
-Start = Callable[[fl.ClientModule, fl.FederatedDataModule], None]
-"""Changes the weights before the first round."""
-
-Noted = Callable[[Any], Mapping[str, float | list[float]]]
-"""What else to write at every evaluation, from the method."""
-
 
 @dataclass(frozen=True)
 class FederatedCase(Case):
@@ -105,7 +99,7 @@ class FederatedCase(Case):
         guard: makes the guard before the method; ``None``: none.
         classes: outputs of the network.
         start: changes the initial weights.
-        noted: finds more to write in the method.
+        noted: finds more to write at every evaluation, in the method.
     """
 
     name: str
@@ -122,8 +116,8 @@ class FederatedCase(Case):
     honest_only: bool = False
     guard: Callable[[], Guard] | None = None
     classes: int = 10
-    start: Start | None = None
-    noted: Noted | None = None
+    start: Callable[[fl.ClientModule, fl.FederatedDataModule], None] | None = None
+    noted: Callable[[Any], Mapping[str, float | list[float]]] | None = None
 
     def check(self, root: Path) -> None:
         """See the base class."""

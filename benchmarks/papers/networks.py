@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -66,59 +66,31 @@ class SoftmaxRegression(nn.Module):
         return torch.softmax(self.layer(images.float().flatten(1)), 1)
 
 
-def mlp() -> Pixels:
-    """The MLP for Fashion-MNIST."""
-    return Pixels(MLP())
-
-
-def three_mlp() -> Pixels:
-    """The MLP with three outputs."""
-    return Pixels(MLP(num_classes=3))
-
-
-def cifar_mlp() -> Pixels:
-    """The MLP for CIFAR-10, with the papers' normalisation."""
-    return Pixels(MLP(3 * 32 * 32), CIFAR_MEAN, CIFAR_STD)
-
-
 def cifar_mlp_twice() -> nn.Module:
-    """The same with probabilities in place of logits, of which the loss takes the softmax a second time."""
+    """The MLP for CIFAR-10 with probabilities in place of logits, of which the loss takes the softmax a second time."""
     return nn.Sequential(cifar_mlp(), nn.Softmax(1))
 
 
-def cifar_cnn() -> Pixels:
-    """The CNN for CIFAR-10, with the papers' normalisation."""
-    return Pixels(CifarCNN(), CIFAR_MEAN, CIFAR_STD)
+def coloured(make: Callable[..., nn.Module], *arguments: int) -> Pixels:
+    """A network with the papers' normalisation of CIFAR."""
+    return Pixels(make(*arguments), CIFAR_MEAN, CIFAR_STD)
 
 
-def narrow_cifar_cnn() -> Pixels:
-    """The same with a quarter of the channels."""
-    return Pixels(CifarCNN(16), CIFAR_MEAN, CIFAR_STD)
+def grey(make: Callable[..., nn.Module], *arguments: int) -> Pixels:
+    """A network for pixels in [0, 1]."""
+    return Pixels(make(*arguments))
 
 
-def cifar100_cnn() -> Pixels:
-    """The CNN for CIFAR-100, with the papers' normalisation."""
-    return Pixels(CifarCNN(num_classes=100), CIFAR_MEAN, CIFAR_STD)
-
-
-def nf_resnet() -> Pixels:
-    """NResNet-18 for CIFAR-100."""
-    return Pixels(NFResNet18(), CIFAR_MEAN, CIFAR_STD)
-
-
-def nf_resnet_of_ten() -> Pixels:
-    """NResNet-18 for CIFAR-10."""
-    return Pixels(NFResNet18(10), CIFAR_MEAN, CIFAR_STD)
-
-
-def mnist_cnn() -> Pixels:
-    """The CNN for MNIST."""
-    return Pixels(MnistCNN())
-
-
-def narrow_mnist_cnn() -> Pixels:
-    """The same with a quarter of the channels."""
-    return Pixels(MnistCNN(8, 128))
+mlp = partial(grey, MLP)
+three_mlp = partial(grey, MLP, 784, 200, 3)
+cifar_mlp = partial(coloured, MLP, 3 * 32 * 32)
+cifar_cnn = partial(coloured, CifarCNN)
+narrow_cifar_cnn = partial(coloured, CifarCNN, 16)
+cifar100_cnn = partial(coloured, CifarCNN, 64, 100)
+nf_resnet = partial(coloured, NFResNet18)
+nf_resnet_of_ten = partial(coloured, NFResNet18, 10)
+mnist_cnn = partial(grey, MnistCNN)
+narrow_mnist_cnn = partial(grey, MnistCNN, 8, 128)
 
 
 def narrow_resnet() -> Pixels:

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Budgets that clients vote on (FCFL, appendix G), from the recorded runs on Adult.
 
-    python -m benchmarks.papers.votes [--attribute race] [--accuracy-loss 0.03] [--disparity 0.5]
+    python -m benchmarks.papers.votes
 
-Budgets are shares of the clients' own disparities. A client approves of a share if its accuracy is at most so much
-below the best that it has with any share, and its disparity at most so large a share of the largest one that it has.
-The share with most approvals wins, among equals the one with the best accuracy of the worse client. The figures are
-those on test data: a federation that means to use the model would vote on validation data.
+Budgets are shares of the clients' own disparities. A client approves of a share if its accuracy is at most .03 below
+the best that it has with any share, and its disparity at most half of the largest. The share with most approvals wins,
+among equals the one with the best accuracy of the worse client. The figures are those on test data: a federation that
+means to use the model would vote on validation data.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,16 +22,12 @@ Figures = Sequence[tuple[float, float]]
 """Accuracy and absolute disparity of every client."""
 
 
-def approvals(found: Mapping[str, Figures], accuracy_loss: float, disparity: float) -> dict[str, tuple[bool, ...]]:
+def approvals(found: Mapping[str, Figures]) -> dict[str, list[bool]]:
     """Which clients approve of which option."""
-    clients = range(len(next(iter(found.values()))))
-    best = [max(figures[client][0] for figures in found.values()) for client in clients]
-    most = [max(figures[client][1] for figures in found.values()) for client in clients]
+    columns = list(zip(*found.values(), strict=True))  # a client's figures with all options
+    bounds = [(max(accuracy for accuracy, _ in own) - 0.03, max(gap for _, gap in own) / 2) for own in columns]
     return {
-        option: tuple(
-            accuracy >= best[client] - accuracy_loss and gap <= disparity * most[client]
-            for client, (accuracy, gap) in enumerate(figures)
-        )
+        option: [accuracy >= low and gap <= high for (accuracy, gap), (low, high) in zip(figures, bounds, strict=True)]
         for option, figures in found.items()
     }
 
@@ -57,21 +52,16 @@ def recorded(attribute: str, out: Path) -> dict[str, Figures]:
 
 
 def main() -> None:
-    """Prints a Markdown table and who won."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--attribute", choices=("race", "sex"), default="race")
-    parser.add_argument("--accuracy-loss", type=float, default=0.03)
-    parser.add_argument("--disparity", type=float, default=0.5)
-    arguments = parser.parse_args()
-    found = recorded(arguments.attribute, RESULTS)
-    votes = approvals(found, arguments.accuracy_loss, arguments.disparity)
-    print("| budgets, share of the own disparity | doctorates | others | approved by |")
-    print("|---|---|---|---|")
-    for option, figures in found.items():
-        cells = [f"{accuracy:.3f}, {gap:.3f}" for accuracy, gap in figures]
-        names = [name for name, vote in zip(("doctorates", "others"), votes[option], strict=True) if vote]
-        print(f"| {option} | {' | '.join(cells)} | {' and '.join(names)} |")
-    print(f"\nThe share {winner(found, votes)} wins. A cell has accuracy and disparity.")
+    """Prints a Markdown table, and who won."""
+    for attribute in ("race", "sex"):
+        found = recorded(attribute, RESULTS)
+        votes = approvals(found)
+        print(f"| {attribute}: share | doctorates | others | approved by |\n|---|---|---|---|")
+        for option, figures in found.items():
+            cells = [f"{accuracy:.3f}, {gap:.3f}" for accuracy, gap in figures]
+            names = [name for name, vote in zip(("doctorates", "others"), votes[option], strict=True) if vote]
+            print(f"| {option} | {' | '.join(cells)} | {' and '.join(names)} |")
+        print(f"\nThe share {winner(found, votes)} wins. A cell has accuracy and disparity.\n")
 
 
 if __name__ == "__main__":

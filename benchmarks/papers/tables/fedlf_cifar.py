@@ -11,7 +11,6 @@ from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.federated import FederatedCase, Training
 from benchmarks.papers.networks import cifar_cnn, mlp, narrow_cifar_cnn, nf_resnet, nf_resnet_of_ten
 from benchmarks.papers.records import Line
-from benchmarks.papers.report import final
 from benchmarks.papers.sources import CIFAR10, CIFAR100, FASHION
 from benchmarks.papers.tables.fedlf import CLIENTS, LR, ONLINE, PARTITIONS, ROUNDS, RULES
 from benchmarks.papers.tasks import Images
@@ -113,39 +112,26 @@ def _curves() -> list[FederatedCase]:
 
 
 def _draw_clients(results: Mapping[str, Mapping[int, list[Line]]], path: Path) -> None:
-    """Each client's accuracy at the end, where there are ten; mean accuracy and angle over the rounds elsewhere."""
+    """Each client's accuracy at the end, if they are few, and the mean accuracy and the angle over the rounds."""
     from matplotlib.figure import Figure
 
     groups = list(dict.fromkeys(name.rpartition(": ")[0] for name in results))
-    few = [group for group in groups if "clients" not in group]
-    many = [group for group in groups if group not in few]
-    figure = Figure(figsize=(11, 3.2 * (len(few) + len(many))), layout="constrained")
-    axes = figure.subplots(len(few) + len(many), 2, squeeze=False)
-    for place, group in enumerate(few + many):
+    figure = Figure(figsize=(13, 3.2 * len(groups)), layout="constrained")
+    axes = figure.subplots(len(groups), 3, squeeze=False)
+    for group, (bars, mean, angle) in zip(groups, axes, strict=True):
         named = {label: results[f"{group}: {label}"] for label in CURVES if f"{group}: {label}" in results}
-        left, right = axes[place]
-        left.set_title(group, fontsize="medium")
         for number, (label, runs) in enumerate(named.items()):
             lines = next(iter(runs.values()))
-            rounds = [line["round"] for line in lines]
-            if group in few:
-                accuracies = sorted(lines[-1]["clients"])
-                width = 0.8 / len(named)
-                left.bar([k + number * width for k in range(len(accuracies))], accuracies, width, label=label)
-                right.plot(rounds, [line["mean"] for line in lines], label=f"{label}: {final(lines, 'angle', 1):.2f}")
-            else:
-                left.plot(rounds, [line["mean"] for line in lines], label=label)
-                right.plot(
-                    rounds,
-                    [line["angle"] for line in lines],
-                    label=f"{label}: {final(lines, 'angle', 5):.2f}",
-                )
-        left.set_ylabel("accuracy" if group in few else "mean accuracy")
-        left.set_xlabel("client, from the worst to the best" if group in few else "round")
-        right.set_ylabel("mean accuracy" if group in few else "fairness angle (rad)")
-        right.set_xlabel("round")
-        right.legend(fontsize="x-small", title="angle at the end", title_fontsize="x-small")
-    figure.savefig(path, dpi=110)
+            for axis, metric in ((mean, "mean"), (angle, "angle")):
+                axis.plot([line["round"] for line in lines], [line[metric] for line in lines], label=label)
+            places = [client + number / (len(named) + 1) for client in range(len(lines[-1].get("clients", [])))]
+            bars.bar(places, sorted(lines[-1].get("clients", [])), 1 / (len(named) + 1), label=label)
+        bars.set_xlabel("client, from the worst to the best")
+        bars.set_ylabel(f"{group}\naccuracy")
+        mean.set_ylabel("mean accuracy")
+        angle.set_ylabel("fairness angle (rad)")
+        mean.legend(fontsize="x-small")
+    figure.savefig(path, dpi=90)
 
 
 CLIENTS_OF_ALL = Experiment(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedLF (AAAI 2024): Table 3, its variants."""
+"""FedLF (AAAI 2024): Table 3, its variants, and the fair-driven row where it is needed."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from benchmarks.papers.sources import CIFAR10, FASHION
 from benchmarks.papers.tables.fedlf import CODED, LR, ONLINE, PARTITIONS, ROUNDS, Rule
 from benchmarks.papers.tasks import Images
 from fl_lightning.algorithms import FedAvg, Federation, FedLF
+from fl_lightning.data import IID, Dirichlet, Partition
 
 
 class Fragments(FedLF):
@@ -112,4 +113,30 @@ ABLATION = Experiment(
         "`Neighbouring classes` divides as the published code does: Pat-2 is always {0, 1}, {2, 3} and so on.",
         "`Pat-1`, one class per client, is not in the table: it has the variants that Pat-2 does not tell from FedLF.",
     ),
+)
+
+FAIR_ROW_RULES: dict[str, Rule] = {
+    "FedAvg": FedAvg,
+    "FedLF": FedLF,
+    "FedLF, fair row if needed": partial(FedLF, fair_row="needed"),
+}
+DIVISIONS: dict[str, Partition] = {
+    "IID": IID(100),
+    "Dir(1)": Dirichlet(100, 1.0),
+    "Pat-2": PARTITIONS["Pat-2"],
+    "Pat-1": PARTITIONS["Pat-1"],
+}
+
+FAIR_ROW = Experiment(
+    "fedlf-fair-row",
+    "FedLF's fair-driven row where it is needed: Fashion-MNIST, 10 of 100 clients, 50 rounds; no paper has this table",
+    tuple(
+        FederatedCase(
+            f"{name}: {label}", Images(FASHION, divided), mlp, rule, Training(ONLINE, 50, LR, 1.0), 50, 5, (0, 1, 2)
+        )
+        for name, divided in DIVISIONS.items()
+        for label, rule in FAIR_ROW_RULES.items()
+    ),
+    metrics=("mean", "worst_10", "angle", "per_round_fair_layers", "per_round_conflicts", "per_round_block_conflicts"),
+    last=5,
 )
