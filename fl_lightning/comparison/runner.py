@@ -51,7 +51,7 @@ class Runner:
     def carry_out(self, run: Run) -> None:
         """Carries a run out, from where it was interrupted, and writes its file."""
         folder = self.folder / "checkpoints" / run.key
-        with self._alone(run):
+        with self._logged(run):
             if run.method == LOCAL:
                 found = self._clients_alone(run, folder)
             elif run.method == POOLED:
@@ -71,7 +71,7 @@ class Runner:
         found = []
         for division in (0, 1):
             one = replace(run, division=division)
-            with self._alone(one):
+            with self._logged(one):
                 data = self._build(one, bound_strategy(self.base, 1)).data
                 data.prepare_data()
                 data.setup("fit")
@@ -91,19 +91,16 @@ class Runner:
         parts = replace(self._build(run, bound_strategy(self.base, len(learner.clients))), data=learner)
         return learner.renamed(fit(parts, folder, self.save_seconds))
 
-    def _client_alone(self, run: Run, learner: OneLearner, client: int) -> Parts:
-        learner.choose([client], [client])
-        parts = self._build(run, bound_strategy(self.base, 1))
-        parts.trainer.logger = None  # a folder of logs per client helps nobody
-        return replace(parts, data=learner)
-
     def _clients_alone(self, run: Run, folder: Path) -> FitRecord:
         learner, fits = self._learner(run), dict[int, FitRecord]()
         for client in learner.clients:
             place = folder / f"client-{client:06d}"
             found = read_run(place.with_suffix(".json"))
             if found is None:
-                found = fit(self._client_alone(run, learner, client), place, self.save_seconds)
+                learner.choose([client], [client])
+                parts = self._build(run, bound_strategy(self.base, 1))
+                parts.trainer.logger = None  # a folder of logs per client helps nobody
+                found = fit(replace(parts, data=learner), place, self.save_seconds)
                 write_run(place.with_suffix(".json"), found)
                 shutil.rmtree(place, ignore_errors=True)
             fits[client] = found
@@ -120,7 +117,7 @@ class Runner:
         return self.folder / "runs" / f"{run.key}.json"
 
     @contextmanager
-    def _alone(self, run: Run) -> Iterator[None]:
+    def _logged(self, run: Run) -> Iterator[None]:
         """What a run prints goes to its log; it computes with one thread and leaves generators as they were."""
         threads = torch.get_num_threads()
         with _quiet(self.folder / "logs" / run.key / "log.txt"), isolated(run.seed, torch.device("cpu")):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fl_lightning.arguments import ANY, check, checked, shown
+from fl_lightning.arguments import checked
 from fl_lightning.core.errors import how_to_install
 from fl_lightning.report.pictures import LIGHT
 
@@ -49,10 +49,10 @@ def _style() -> dict[Any, Any]:
     }  # fmt: skip
 
 
-@checked(target=ANY)
+@checked()
 def plot_partition(
     label_counts: Tensor,
-    target: str | Path | Any | None = None,
+    path: str | Path | None = None,
     *,
     class_names: Sequence[str] | None = None,
     title: str | None = None,
@@ -61,7 +61,7 @@ def plot_partition(
 
     Args:
         label_counts: ``[N, C]`` samples of each client in each class, as ``FederatedDataModule.label_counts()`` gives.
-        target: a file to write, a matplotlib ``Axes`` to draw into, or nothing for a new figure.
+        path: file to write; its suffix chooses the format.
         class_names: one name per class; default their column numbers.
         title: heading; default a sentence of numbers.
 
@@ -69,48 +69,32 @@ def plot_partition(
         The matplotlib ``Figure``.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        ImportError: matplotlib, which the extra ``plots`` brings, is missing.
         ValueError: ``label_counts`` is not a non-empty matrix of non-negative numbers, or the names do not fit.
     """
     if label_counts.dim() != 2 or label_counts.numel() == 0 or bool((label_counts < 0).any()):
         raise ValueError(f"label_counts must be a non-empty [N, C] matrix of counts, found {list(label_counts.shape)}")
     counts = label_counts.cpu().numpy()
-    num_clients, num_classes = counts.shape
-    names = [str(number) for number in range(num_classes)] if class_names is None else list(class_names)
-    if len(names) != num_classes:
-        raise ValueError(f"class_names must hold {num_classes} names, found {len(names)}")
-    if isinstance(target, str):
-        check("target of plot_partition", target, str)
-    if target is not None and not isinstance(target, (str, Path)):
-        if not hasattr(target, "figure"):
-            raise TypeError(f"target of plot_partition must be None, a path or matplotlib Axes, found {shown(target)}")
-        _draw(target, counts, names, title)
-        return target.figure
-    width, height = min(max(5.0, 1.8 + 0.16 * num_clients), 16.0), min(max(2.8, 1.4 + 0.24 * num_classes), 9.0)
-    with new_figure("plot_partition", width, height, target) as figure:
-        _draw(figure.subplots(), counts, names, title)
+    clients, classes = counts.shape
+    names = [str(number) for number in range(classes)] if class_names is None else list(class_names)
+    if len(names) != classes:
+        raise ValueError(f"class_names must hold {classes} names, found {len(names)}")
+    width, height = min(max(5.0, 1.8 + 0.16 * clients), 16.0), min(max(2.8, 1.4 + 0.24 * classes), 9.0)
+    with new_figure("plot_partition", width, height, path) as figure:
+        from matplotlib.ticker import MaxNLocator
+
+        axes, sizes = figure.subplots(), counts.sum(axis=1)
+        client, column = np.nonzero(counts)
+        # The largest bubble nearly has the area of its cell. `s` is in square points, 72 of them to an inch and side.
+        cell = (0.8 * width / clients) * (0.7 * height / classes) * 72**2
+        areas = counts[client, column] / counts.max() * min(0.75 * cell, 700.0)
+        axes.scatter(client, column, s=np.maximum(areas, 0.5), color=LIGHT.colors[0], alpha=0.85, linewidths=0)
+        sentence = (
+            f"{clients} clients, {sizes.min()} to {sizes.max()} samples each\nlargest bubble: {counts.max()} samples"
+        )
+        axes.set_title(sentence if title is None else title)
+        axes.set(xlabel="client", xlim=(-0.7, clients - 0.3), ylabel="class", ylim=(-0.7, classes - 0.3))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        step = -(-classes // 30)
+        axes.set_yticks(range(0, classes, step), names[::step])
     return figure
-
-
-def _draw(axes: Any, counts: np.ndarray[Any, Any], names: list[str], title: str | None) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    num_clients, sizes = len(counts), counts.sum(axis=1)
-    client, column = np.nonzero(counts)
-    figure_width, figure_height = axes.figure.get_size_inches()
-    # The largest bubble nearly has the area of its cell. `s` is in square points, 72 of them to an inch and side.
-    cell = (0.8 * figure_width / counts.shape[0]) * (0.7 * figure_height / counts.shape[1]) * 72**2
-    areas = counts[client, column] / counts.max() * min(0.75 * cell, 700.0)
-    axes.scatter(client, column, s=np.maximum(areas, 0.5), color=LIGHT.colors[0], alpha=0.85, linewidths=0)
-    step = -(-counts.shape[1] // 30)
-    axes.set_yticks(range(0, counts.shape[1], step), names[::step])
-    axes.set_ylim(-0.7, counts.shape[1] - 0.3)
-    axes.set_ylabel("class")
-    sentence = (
-        f"{num_clients} clients, {sizes.min()} to {sizes.max()} samples each\nlargest bubble: {counts.max()} samples"
-    )
-    axes.set_title(sentence if title is None else title, loc="left", fontsize="medium")
-    axes.set_xlabel("client")
-    axes.set_xlim(-0.7, num_clients - 0.3)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.spines[["top", "right"]].set_visible(False)

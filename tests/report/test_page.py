@@ -15,10 +15,10 @@ from records import fit_record
 
 from fl_lightning.report import FitRecord, RoundSeries, client_pictures, write_report
 from fl_lightning.report.conclusion import lede
-from fl_lightning.report.pictures import binned, both_ends, thinned
-from fl_lightning.report.repetitions import Repetition
+from fl_lightning.report.number_formats import in_bytes
+from fl_lightning.report.pictures import DARK, LIGHT, binned, both_ends, thinned
 from fl_lightning.report.runs_of_a_method import by_method
-from fl_lightning.report.tables import comparison
+from fl_lightning.report.tables import comparison, costs
 
 pytest.importorskip("plotly")
 
@@ -181,7 +181,7 @@ def test_clients_without_a_value_have_empty_rows(tmp_path):
     assert "There is no value for \u2068client 1\u2069." in text
 
 
-def test_means_are_over_all_clients_also_where_few_are_numbers(tmp_path, monkeypatch):
+def test_means_are_over_all_clients_also_where_few_are_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr(client_pictures, "MAX_DOTS", 8)
     record = fit_record(clients=60, rounds=2)
     (figure,) = pictures(written(tmp_path, record))["fares"][:1]
@@ -189,7 +189,25 @@ def test_means_are_over_all_clients_also_where_few_are_numbers(tmp_path, monkeyp
     assert figure["layout"]["shapes"][0]["y0"] == pytest.approx(fmean(record.last_values("test").values["test_acc"]))
 
 
-def test_places_that_are_numbers():
+def test_costs_are_means_over_the_seeds():
+    seconds, memory = costs(by_method([fit_record(rounds=2), fit_record(rounds=4, seed=1)])).tables
+    assert seconds.rows == [["FedAvg", "0.6 s", "0.3 s", "0.3 s", "1.2 s"]]
+    assert [row[-1] for row in memory.rows] == ["160 bytes", "40 bytes", "200 bytes"]
+    assert [in_bytes(count) for count in (1, 1536, 2**31)] == ["1 byte", "1.5 KiB", "2.0 GiB"]
+
+
+def luminance(color):
+    parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.05 + np.dot(linear, (0.2126, 0.7152, 0.0722))
+
+
+def test_colors_of_methods_stand_out_from_light_and_dark_paper():
+    for color in map(luminance, LIGHT.colors):
+        assert color / luminance(DARK.paper) > 3 < luminance(LIGHT.paper) / color
+
+
+def test_places_that_are_drawn():
     assert binned([1.0, 3.0, None, 5.0], 4) == ([1.0, 3.0, None, 5.0], 1)
     assert binned([1.0, 3.0, None, 5.0, 7.0, 9.0, 3.0], 3) == ([2.0, 6.0], 3)  # the last stretch has four rounds
     assert binned([1.0] * 8, 3) == ([1.0, 1.0, 1.0], 3)
@@ -280,17 +298,6 @@ class TestSentences:
         (conflicts,) = pictures(text)["conflicts"]
         (curve,) = conflicts["data"]
         assert "FedAvg" in curve["name"]
-
-    def test_the_worst_client_is_one_over_all_seeds(self):
-        def run(method, seed, *values):
-            record = fit_record(method, clients=2, seed=seed, rounds=1)
-            last = replace(record.evaluations[-1], values={"acc": values}, modes={"acc": "max"})
-            return replace(record, evaluations=(last,))
-
-        (method,) = by_method([run("FedAvg", 0, 0.2, 0.6), run("FedAvg", 1, 0.5, 0.4)])
-        assert method.points("acc", "test")[0].client_id == 0
-        worst = method.numbers("acc", "test", "max")["worst"]
-        assert worst == {Repetition(0, 0): pytest.approx(0.2), Repetition(0, 1): 0.5}
 
     def test_seeds_that_divide_the_data_have_clients_of_their_own(self):
         first = fit_record(rounds=1)

@@ -10,7 +10,7 @@ COUNTS = torch.tensor([[5, 0, 20], [0, 10, 0]])
 
 
 def test_bubbles_have_areas_proportional_to_counts(tmp_path):
-    figure = pytest.importorskip("matplotlib.figure")
+    pytest.importorskip("matplotlib")
     (axes,) = plot_partition(COUNTS, tmp_path / "who.png", class_names=["cat", "dog", "owl"]).axes
     assert (tmp_path / "who.png").read_bytes().startswith(b"\x89PNG")
     (dots,) = axes.collections
@@ -18,9 +18,7 @@ def test_bubbles_have_areas_proportional_to_counts(tmp_path):
     assert (dots.get_sizes() / dots.get_sizes().max()).tolist() == pytest.approx([0.25, 1.0, 0.5])
     assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog", "owl"]
     assert axes.get_title(loc="left") == "2 clients, 10 to 25 samples each\nlargest bubble: 20 samples"
-    target = figure.Figure().subplots()
-    assert plot_partition(COUNTS, target, title="mine") is target.figure
-    assert target.get_title(loc="left") == "mine"
+    assert plot_partition(COUNTS, title="mine").axes[0].get_title(loc="left") == "mine"
 
 
 @pytest.mark.parametrize(

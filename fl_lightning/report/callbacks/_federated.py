@@ -9,7 +9,7 @@ from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.lightning.names import Callback, Trainer, TrainerFn
 
 
-def records(trainer: Trainer, callback: Callback) -> Any:
+def federated_strategy(trainer: Trainer, callback: Callback) -> Any:
     """The trainer's strategy, which has ``last_round`` and ``last_evaluation``."""
     strategy = trainer.strategy
     if not hasattr(strategy, "last_round"):
@@ -22,7 +22,7 @@ def records(trainer: Trainer, callback: Callback) -> Any:
 
 def evaluation(trainer: Trainer, callback: Callback, stage: str) -> EvaluationRecord | None:
     """The evaluation that just ended, or ``None`` for a sanity check and for one without per-client values."""
-    record: EvaluationRecord | None = records(trainer, callback).last_evaluation
+    record: EvaluationRecord | None = federated_strategy(trainer, callback).last_evaluation
     return None if trainer.sanity_checking or record is None or record.stage != stage else record
 
 

@@ -14,7 +14,7 @@ from fl_lightning.arguments import Bounds, Example, checked
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.lightning.logged_values import hand_over, run_folder
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer
-from fl_lightning.report.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
+from fl_lightning.report.callbacks._federated import evaluation, federated_strategy, is_fitting, is_fresh_fit
 from fl_lightning.report.number_formats import plural
 
 COLUMNS = ("round", "stage", "client", "samples", "metric", "value", "name")
@@ -57,7 +57,7 @@ class ClientTable(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuses strategies that are not federated."""
-        records(trainer, self)
+        federated_strategy(trainer, self)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Notes whether the fit continues an earlier one."""

@@ -18,7 +18,7 @@ from fl_lightning.core.records import RoundRecord
 from fl_lightning.lightning.fit_description import constructor_arguments, plain
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.lightning.versions import versions
-from fl_lightning.report.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
+from fl_lightning.report.callbacks._federated import evaluation, federated_strategy, is_fitting, is_fresh_fit
 from fl_lightning.report.json_form import record_from_json, record_to_json
 from fl_lightning.report.page import plotly_js, write_report
 from fl_lightning.report.record import FitRecord, Holdings
@@ -74,7 +74,7 @@ class FitRecorder(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuses strategies that are not federated."""
-        records(trainer, self)
+        federated_strategy(trainer, self)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forgets an earlier fit unless this one continues it."""
@@ -84,7 +84,7 @@ class FitRecorder(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Notes what is known before the first round."""
-        with self._counted():
+        with self._timed():
             known = _described(trainer, pl_module)
             known["holdings"] = _classes(trainer)
             if self.method is not None:
@@ -109,7 +109,7 @@ class FitRecorder(Callback):
         if not is_fitting(trainer) or trainer.sanity_checking:
             return
         took = time.perf_counter() - self._validation_began
-        with self._counted():
+        with self._timed():
             self._add_round(trainer)
             found = evaluation(trainer, self, "val")
             if self._builder is not None:
@@ -120,7 +120,7 @@ class FitRecorder(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Adds the round that just finished."""
-        with self._counted():
+        with self._timed():
             self._add_round(trainer)
         self._grown(trainer)
 
@@ -149,7 +149,7 @@ class FitRecorder(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The record, as JSON text."""
-        with self._counted():
+        with self._timed():
             return {} if self._builder is None else {"record": record_to_json(self.record)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -159,7 +159,7 @@ class FitRecorder(Callback):
             self._builder, self._seconds = RecordBuilder(record), record.recording_seconds
 
     def _add_round(self, trainer: Trainer) -> None:
-        found = records(trainer, self).last_round
+        found = federated_strategy(trainer, self).last_round
         if found is None or found is self._last or self._builder is None:
             return
         self._last = found
@@ -168,7 +168,7 @@ class FitRecorder(Callback):
             self._builder.record(learning_rate=self._learning_rate)
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _timed(self) -> Iterator[None]:
         began = time.perf_counter()
         yield
         self._seconds += time.perf_counter() - began
@@ -223,7 +223,7 @@ class Report(FitRecorder):
         if self._builder is None or fast or not trainer.is_global_zero:
             return
         began = time.perf_counter()
-        with self._counted():
+        with self._timed():
             write_report([self.record], self.path)
         took = time.perf_counter() - began
         self._due = began + max(self.every, _SHARE * took)
