@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from torch.utils.data import Dataset
 
@@ -73,11 +73,6 @@ class PredictionLoader(LoaderOfAll):
     def __len__(self) -> int:
         return sum(self.counts)
 
-    @property
-    def last_client(self) -> int:
-        """The last client that has a batch here; -1 if there is none."""
-        return max((client for client in self._walked() if self.counts[client]), default=-1)
-
     def _walked(self) -> Sequence[int]:
         return range(len(self.counts)) if self.share is None else self.share
 
@@ -102,30 +97,14 @@ class EvaluationLoader(PredictionLoader):
     def __iter__(self) -> Iterator[ClientBatch]:
         starts = [0, *accumulate(self.counts)]
         for client in self._walked():
-            count = self.counts[client]
             for index, (batch, size) in enumerate(self.of_client(client)):
                 place = None if self.share is None else starts[client] + index
-                yield ClientBatch(client, index == 0, index + 1 == count, size, batch, self, place)
+                yield ClientBatch(client, index, size, batch, self, place)
 
 
-class OwnBatches(NamedTuple):
-    """A client's batches of one loader, with their numbers of samples."""
-
-    batches: Iterable[tuple[Any, int]]
-    number: int
-    loader: int | None = None  # its number, as steps are told; None: there is one
-
-
-def own_batches(loaders: Sequence[EvaluationLoader | None], client_id: int) -> list[OwnBatches]:
-    """What a client has of each loader; nothing of those that are ``None`` or do not know it."""
-    found = []
-    for place, one in enumerate(loaders):
-        told = place if len(loaders) > 1 else None
-        if one is None or client_id >= len(one.counts):
-            found.append(OwnBatches((), 0, told))
-        else:
-            found.append(OwnBatches(one.of_client(client_id), one.counts[client_id], told))
-    return found
+def counts_of(loaders: Sequence[EvaluationLoader | None], client_id: int) -> list[int]:
+    """How many batches a client has of each loader; none of those that are ``None`` or do not know it."""
+    return [0 if one is None or client_id >= len(one.counts) else one.counts[client_id] for one in loaders]
 
 
 def refuse_undivided_data(loader: object) -> NoReturn:

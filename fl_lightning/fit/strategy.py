@@ -282,15 +282,5 @@ class FederatedStrategy(ReadableStrategy):
         closure = closure if hooks is None else hooks.corrected(closure, self.precision_plugin)
         return super().optimizer_step(optimizer, closure, model, **kwargs)
 
-    # ---- evaluation
-
-    def on_validation_end(self) -> None:
-        """Runs after the module's own hook of this name."""
-        self._evaluator.remember()
-
-    def on_test_end(self) -> None:
-        """Runs after the module's own hook of this name."""
-        self._evaluator.remember()
-
 
 FederatedStrategy.register_strategies(StrategyRegistry)

@@ -11,15 +11,23 @@ hooks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from fl_lightning.lightning.inspection import takes_batch_index
+from fl_lightning.lightning.module.object_state import shadowed
 from fl_lightning.lightning.names import Trainer, TrainerFn, lightning_module
+
+if TYPE_CHECKING:
+    from lightning.pytorch.trainer import call
+else:
+    call = lightning_module("trainer.call")
 
 
 @dataclass(frozen=True)
@@ -55,25 +63,28 @@ class ClientBatch:
     """A batch and whose it is."""
 
     client_id: int
-    is_first: bool  # of the client's batches
-    is_last: bool
+    index: int  # among the client's batches
     num_samples: int
     batch: Any  # what the user's loader gave
     source: object  # the loader that tagged it
-    index: int | None = None  # among all clients' batches, if other processes have some; None: as counted here
+    place: int | None = None  # among all clients' batches, if other processes have some; None: as counted here
 
 
 @contextmanager
 def untagged_batches(
-    trainer: Trainer, before: Callable[[], None], around: Callable[[ClientBatch], AbstractContextManager[None]]
+    trainer: Trainer,
+    before: Callable[[], None],
+    around: Callable[[list[ClientBatch]], AbstractContextManager[None]],
+    after: Callable[[], None],
 ) -> Iterator[None]:
     """Takes the tags off all batches of the running evaluation before any hook sees them.
 
-    ``before`` is called before the first batch, with a tag or without. ``around`` is entered with the tag before the
-    first hook of a batch, and left after the last.
+    ``before`` is called before the first batch, with a tag or without. ``around`` is entered with the tags before the
+    first hook of a batch, and left after the last. ``after`` is called when a loader is over, before Lightning reads
+    what was logged.
     """
     loop = _evaluation_loop(trainer)
-    evaluation_step, begun = loop._evaluation_step, False
+    evaluation_step, store_outputs, begun = loop._evaluation_step, loop._store_dataloader_outputs, False
 
     def step(batch: Any, batch_idx: int, *args: Any, **kwargs: Any) -> None:
         nonlocal begun
@@ -83,17 +94,45 @@ def untagged_batches(
         tags = list(_tags(batch))
         if tags:
             batch = apply_to_collection(batch, ClientBatch, attrgetter("batch"))
-            batch_idx = batch_idx if tags[0].index is None else tags[0].index
-        with ExitStack() as stack:
-            for tag in tags:
-                stack.enter_context(around(tag))
+            batch_idx = batch_idx if tags[0].place is None else tags[0].place
+        with around(tags):
             evaluation_step(batch, batch_idx, *args, **kwargs)
 
-    loop._evaluation_step = step
+    def store() -> None:
+        after()
+        store_outputs()
+
+    loop._evaluation_step, loop._store_dataloader_outputs = step, store
     try:
         yield
     finally:
-        del loop._evaluation_step
+        del loop._evaluation_step, loop._store_dataloader_outputs
+
+
+@contextmanager
+def numbered_batches(
+    trainer: Trainer, stage: str, number: Callable[[], tuple[int, Sequence[int]] | None]
+) -> Iterator[None]:
+    """The module's step and hooks of batches are told other numbers than callbacks, if ``number`` gives any.
+
+    ``batch_idx``, and what ``trainer.num_val_batches`` or ``num_test_batches`` say.
+    """
+    module: Any = trainer.lightning_module
+
+    def told(method: Callable[..., Any], at: int) -> Callable[..., Any]:
+        @wraps(method)  # Lightning looks at its arguments
+        def call_told(*args: Any, **kwargs: Any) -> Any:
+            found = number()
+            if found is None:
+                return method(*args, **kwargs)
+            with counted_batches(trainer, found[1]):
+                return method(*args[:at], *(found[0], *args[at + 1 :])[: len(args) - at], **kwargs)
+
+        return call_told
+
+    names = {f"{stage}_step": 1, f"on_{stage}_batch_start": 1, f"on_{stage}_batch_end": 2}
+    with shadowed(module, **{name: told(getattr(module, name), at) for name, at in names.items()}):
+        yield
 
 
 @contextmanager
@@ -105,6 +144,24 @@ def counted_batches(trainer: Trainer, counts: Sequence[int]) -> Iterator[None]:
         yield
     finally:
         loop._max_batches = before
+
+
+def run_batch(trainer: Trainer, stage: str, batch: Any, index: int) -> None:
+    """One evaluation step with the module's own hooks around it, whose logs go to the results that collect."""
+    results: Any = trainer._results
+    batch = device_batch(trainer, batch, results.dataloader_idx or 0)
+    results.batch, results.batch_size = batch, None
+    told = (index,) if results.dataloader_idx is None else (index, results.dataloader_idx)
+    takes_index = takes_batch_index(getattr(trainer.lightning_module, f"{stage}_step"))
+    call._call_lightning_module_hook(trainer, f"on_{stage}_batch_start", batch, *told)
+    output = call._call_strategy_hook(trainer, f"{stage}_step", batch, *told[0 if takes_index else 1 :])
+    call._call_lightning_module_hook(trainer, f"on_{stage}_batch_end", output, batch, *told)
+    results.batch = None
+
+
+def run_hook(trainer: Trainer, name: str) -> None:
+    """One of the module's hooks, as Lightning calls it."""
+    call._call_lightning_module_hook(trainer, name)
 
 
 def num_loaders(trainer: Trainer) -> int:

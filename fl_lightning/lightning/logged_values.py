@@ -15,7 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.lightning.metric_state import gives_one_class, is_mergeable, updates_of
-from fl_lightning.lightning.module.undefined_metrics import Noticed
+from fl_lightning.lightning.module.undefined_metrics import LogNotes
 from fl_lightning.lightning.names import ResultCollection, ResultMetric, Trainer, lightning_module
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class LoggedRow:
     undefined: dict[str, str] = field(default_factory=dict)  # why, for each name whose value is NaN
     larger_is_better: dict[str, bool] = field(default_factory=dict)  # of the metrics that say so
     one_class: set[str] = field(default_factory=set)  # metrics in which all samples got one class, wrongly
-    error: Exception | None = None  # what the module raised, if it did not come to its end
+    error: str | None = None  # what the module's hook raised, if it did not come to its end
 
     def add(self, name: str, value: float, reason: str | None = None) -> None:
         """Keeps a number."""
@@ -61,37 +61,35 @@ class LoggedRow:
 
 
 class ClientValues:
-    """One client's logged values in the results of the running evaluation.
+    """One client's logged values in the results of an evaluation.
 
     Between :meth:`clear` and :meth:`share` the results hold the values of one client; :meth:`join` lets them hold those
-    of several.
+    of several. Results of a loader that is over stay as they are.
     """
 
-    def __init__(self, results: ResultCollection, noticed: Noticed) -> None:
-        self._results, self._noticed = results, noticed
+    def __init__(self, results: ResultCollection) -> None:
+        self.results = results
+        self._metrics: set[str] = set()  # keys of metric objects that some client has logged
 
     def clear(self) -> None:
-        """Empties the results, beside metric objects."""
-        for _, entry in self._entries():
+        """Empties the results; metric objects keep their states."""
+        for key, entry in self._entries():
             if entry.is_tensor:
                 entry.reset()
-                entry.has_reset = False
+            else:
+                self._metrics.add(key)
+            entry.has_reset, entry._computed = True, None
 
-    def read(self) -> LoggedRow:
+    def read(self, notes: LogNotes) -> LoggedRow:
         """The values of what the results hold."""
         row = LoggedRow()
         for _, entry in self._entries():
-            value, reason = self._read(entry)
+            value, reason = _value(entry, notes)
             if value is not None and value.numel() == 1:
-                row.add(entry.meta.name, float(value), reason)
-                if not entry.is_tensor:
-                    row.note(entry.meta.name, entry.value)
+                name, own = self.results._forked_name(entry, False)[0], entry.meta.name
+                row.add(name, float(value), reason or notes.undefined.get(own))
+                row.note(name, notes.sources.get(own) if entry.is_tensor else entry.value)
         return row
-
-    @property
-    def logs_steps(self) -> bool:
-        """Whether steps log values of single batches."""
-        return any(entry.meta.on_step for entry in self._results.values())
 
     def share(self) -> LoggedShare:
         """What the client's batches have logged, beside metric objects."""
@@ -101,56 +99,63 @@ class ClientValues:
             if e.is_tensor and e._update_count
         }
 
-    def join(self, shares: Iterable[LoggedShare]) -> None:
-        """Lets the results hold what some clients have logged, in their order, and nothing else."""
-        begun: set[str] = set()
+    def join(self, shares: Iterable[LoggedShare], means: Mapping[str, float]) -> list[str]:
+        """Lets the results hold what some clients have logged, in their order, and nothing else.
+
+        A logged metric object that cannot be joined has the value in ``means``. Returns the names of these.
+        """
+        self.clear()
         for share in shares:
             for key, (meta, value, size, updates) in share.items():
-                if key not in self._results:  # the clients of this process do not log it
-                    sync = next((e.meta.sync.fn for e in self._results.values()), _Sync.no_op)
-                    self._results.log(value=value, batch_size=1, sync_dist_fn=sync, **meta)
-                entry = self._results[key]
-                before = entry.value, getattr(entry, "cumulated_batch_size", None), entry._update_count
-                entry.value, entry._update_count, entry._computed = value, updates, None
-                entry.has_reset = False
-                if size is not None:
-                    entry.cumulated_batch_size = size
-                if key in begun:
-                    self._merge_tensor(entry, *before)
-                begun.add(key)
-        for entry in self._results.values():
-            entry._computed = None  # Lightning has computed this process's part when its batches were over
+                if key not in self.results:  # the clients of this process do not log it
+                    sync = next((e.meta.sync.fn for e in self.results.values()), _Sync.no_op)
+                    self.results.log(value=value, batch_size=1, sync_dist_fn=sync, **meta)
+                    self.results[key].reset()
+                entry = self.results[key]
+                if entry.has_reset:
+                    entry.value, entry._update_count, entry.has_reset = value, updates, False
+                    if size is not None:
+                        entry.cumulated_batch_size = size
+                else:
+                    self._merge_tensor(entry, value, size, updates)
+        found = []
+        for entry in map(self.results.__getitem__, self._metrics):
+            entry.has_reset = entry.meta.dataloader_idx != self.results.dataloader_idx
+            name = self.results._forked_name(entry, False)[0]
+            if name in means and not is_mergeable(entry.value):
+                entry._computed = torch.tensor(means[name], device=entry.value.device)
+                found.append(name)
+        return found
 
     def _entries(self) -> Iterable[tuple[str, Any]]:
-        return [(k, e) for k, e in self._results.items() if e.meta.on_epoch and not e.has_reset]
-
-    def _read(self, entry: ResultMetric) -> tuple[Tensor | None, str | None]:
-        if entry.is_tensor:
-            if entry._update_count == 0:
-                return None, None
-            total: Tensor = entry.value
-            return total / entry.cumulated_batch_size if entry.meta.is_mean_reduction else total, None
-        metric = entry.value
-        if not isinstance(metric, Metric) or updates_of(metric) == 0 or not is_mergeable(metric):
-            return None, None
-        computed, reason = self._noticed.computed(metric)
-        metric._computed = None
-        return computed if isinstance(computed, Tensor) else None, reason
+        return [(key, entry) for key, entry in self.results.valid_items() if entry.meta.on_epoch]
 
     @staticmethod
     def _merge_tensor(entry: ResultMetric, value: Tensor, size: Tensor | None, updates: int) -> None:
         meta = entry.meta
         if size is not None:
-            entry.value = value + entry.value
             entry.cumulated_batch_size = entry.cumulated_batch_size + size
-        elif meta.is_sum_reduction:
-            entry.value = value + entry.value
+        if size is not None or meta.is_sum_reduction:
+            entry.value = entry.value + value
         else:
             entry.value = (
-                torch.maximum(value, entry.value) if meta.is_max_reduction else torch.minimum(value, entry.value)
+                torch.maximum(entry.value, value) if meta.is_max_reduction else torch.minimum(entry.value, value)
             )
         entry._update_count += updates
-        entry._computed = None
+
+
+def _value(entry: ResultMetric, notes: LogNotes) -> tuple[Tensor | None, str | None]:
+    """Of an entry, NaN where it is undefined, and why; nothing if nothing was logged."""
+    if entry.is_tensor:
+        total: Tensor = entry.value
+        if entry._update_count == 0:
+            return None, None
+        return total / entry.cumulated_batch_size if entry.meta.is_mean_reduction else total, None
+    metric = entry.value
+    if not isinstance(metric, Metric) or updates_of(metric) == 0:
+        return None, None
+    computed, reason = notes.computed(metric)
+    return computed if isinstance(computed, Tensor) else None, reason
 
 
 def _portable(meta: Any) -> dict[str, Any]:
@@ -162,23 +167,27 @@ def _portable(meta: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def shown_metrics(trainer: Trainer, values: Mapping[str, float]) -> Iterator[None]:
-    """``trainer.callback_metrics`` and its like hold a client's values and those of training, and nobody else's."""
+def collecting(
+    trainer: Trainer, results: ResultCollection, shown: Mapping[str, float], in_steps: bool
+) -> Iterator[None]:
+    """``self.log`` writes to these results, and ``trainer.callback_metrics`` and its like know nothing else.
+
+    Beside ``shown``, a client's values, and those of training. ``in_steps``: more than one hook logs.
+    """
     connector: Any = trainer._logger_connector
     loop: Any = trainer._active_loop
     training: Any = trainer.fit_loop.epoch_loop._results
     names = {entry.meta.name + end for entry in training.values() for end in ("", "_step", "_epoch")}
-    own = {name: torch.tensor(value) for name, value in values.items()}
-    results, loop._results = loop._results, ResultCollection(training=False)
-    kept = {at: getattr(connector, at) for at in ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")}
-    for at, metrics in kept.items():
-        setattr(connector, at, {name: value for name, value in metrics.items() if name in names} | own)
+    own = {name: torch.tensor(value) for name, value in shown.items()}
+    before, outer = dict(vars(connector)), loop._results
+    for at in ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics"):
+        setattr(connector, at, {name: value for name, value in before[at].items() if name in names} | own)
+    loop._results, connector._first_loop_iter = results, False if in_steps else None
     try:
         yield
     finally:
-        loop._results = results
-        for at, metrics in kept.items():
-            setattr(connector, at, metrics)
+        loop._results = outer
+        vars(connector).update(before)
 
 
 def active_results(trainer: Trainer) -> ResultCollection:

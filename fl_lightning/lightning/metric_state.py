@@ -143,6 +143,11 @@ class MetricShare(NamedTuple):
         """What a metric holds; without graphs, and such that later updates do not reach it."""
         return cls(_copied(read_state(metric)), updates_of(metric), metric._forward_cache)
 
+    def put_in(self, metric: Metric) -> None:
+        """Lets the metric hold nothing else."""
+        write_state(metric, _copied(self.state), self.updates)
+        metric._forward_cache = self.value
+
     def add_to(self, metric: Metric) -> None:
         """Joins it with what the metric holds, which comes first.
 

@@ -4,38 +4,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from math import nan
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from math import isnan, nan
 from typing import Any
 
 import torch
 
 from fl_lightning.arguments import trusted
+from fl_lightning.core.processes import fair_shares
 from fl_lightning.core.records import EvaluationRecord, named
 from fl_lightning.core.seeding import derive_seed, isolated
-from fl_lightning.fit.evaluation.between_evaluations import Division, Notices
 from fl_lightning.fit.evaluation.client_parts import ClientPart, ClientParts
 from fl_lightning.fit.evaluation.one_client import Alone
 from fl_lightning.fit.evaluation.personal import PREFIX, PersonalEvaluation
-from fl_lightning.fit.loaders import EvaluationLoader, own_batches
-from fl_lightning.lightning.batches import ClientBatch, num_loaders
-from fl_lightning.lightning.inspection import averaging
-from fl_lightning.lightning.logged_values import ClientValues, LoggedRow, active_results
-from fl_lightning.lightning.module.kept_objects import Items
-from fl_lightning.lightning.module.undefined_metrics import Noticed
-from fl_lightning.lightning.names import Trainer
+from fl_lightning.fit.loaders import EvaluationLoader, counts_of
+from fl_lightning.lightning.batches import ClientBatch, num_loaders, numbered_batches
+from fl_lightning.lightning.logged_values import ClientValues, active_results
+from fl_lightning.lightning.module.object_state import shadowed
+from fl_lightning.lightning.module.undefined_metrics import LogNotes, Noticed
+from fl_lightning.lightning.names import LightningModule, Trainer, rank_zero_info, rank_zero_warn
 from fl_lightning.lightning.ranks import Ranks
 from fl_lightning.metrics.functional import Mode
+
+_NAMED = 10  # clients in a warning
+_NOBODY = -1  # whose batches of undivided data are
+
+
+class Notices:
+    """What all evaluations of a strategy have said: everything once."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def warn(self, text: str) -> None:
+        """Warns once."""
+        if text not in self._said:
+            self._said.add(text)
+            rank_zero_warn(text)
+
+    def inform(self, text: str) -> None:
+        """Says it once."""
+        if text not in self._said:
+            self._said.add(text)
+            rank_zero_info(text)
 
 
 class ClientEvaluation:
     """Collects per-client values while an evaluation runs.
 
-    The evaluation itself goes through all batches as it would without clients, so what it logs is what plain Lightning
-    logs. :class:`ClientParts` keeps apart what each client adds. Where anything else passes from client to client, each
-    client's batches are evaluated once more, from what the module held before the first of them. So they are where the
-    evaluation walks over several loaders, each of which has batches of every client. ``loaders`` are walked one after
-    the other; ``None`` stands for data that is not divided among clients. Those of ``trained`` have a row in any case.
+    Lightning walks over all clients' batches, ``loaders`` one after the other; ``None`` stands for data that is not
+    divided among clients. Every client's batches find the module as it was before the first batch, with empty metrics
+    and with nothing logged, or as the client's batches of the loader before have left it. The module's epoch-end hook
+    then runs for each client alone, and last, as Lightning calls it, for all. Clients of ``trained`` have a row in any
+    case.
     """
 
     def __init__(
@@ -51,101 +73,157 @@ class ClientEvaluation:
         trained: Sequence[int] = (),
     ) -> None:
         self._trainer, self._stage, self._round = trainer, stage, round
-        self._loaders, self._several = loaders, len(loaders) > 1
-        self._divided = [one for one in loaders if one is not None]
-        self._loader = loader = self._divided[-1]
-        self._side_by_side = num_loaders(trainer) > 1 and not self._several
-        self._notices, self._memory, self._noticed = notices, notices.memory, Noticed()
-        self._personal, self._seed, self._trained = personal, seed, trained
-        self._values = ClientValues(active_results(trainer), self._noticed)
-        self._alone = Alone(trainer, stage, self._noticed)
-        self._division = Division(trainer, loader, stage, notices, ranks)
-        if not trainer.sanity_checking:
-            self._division.divide_again()
-        self._last_client = loader.last_client
-        self._parts: ClientParts | None = None
-        self._clients: dict[int, ClientPart] = {}
-        self._warned: set[int] = set()
-        self._samples = 0
-        self._last: Any = None
-        self._steps_log = False
+        self._loaders, self._divided = loaders, [one for one in loaders if one is not None]
+        self._notices, self._personal, self._seed, self._trained = notices, personal, seed, trained
+        self._module: LightningModule = trainer.lightning_module
+        self._word = {"val": "validation", "test": "test"}[stage]
+        self._noticed = Noticed()
+        self._notes = LogNotes(self._module, self._noticed)
+        self._values = ClientValues(active_results(trainer))
+        self._alone = Alone(trainer, self._word, self._notes, loaders)
+        self._ranks = ranks if self._is_divisible(ranks) else None
+        if self._ranks is not None:
+            self._divided[0].share = fair_shares(self._divided[0].counts, self._ranks.size)[self._ranks.rank]
+        self._states: ClientParts | None = None
+        self._parts: dict[int, ClientPart] = {}
+        self._means: dict[str, float] = {}
+        self._present: int | None = None  # whose batches are running
+        self._number: tuple[int, Sequence[int]] | None = (
+            None  # of a batch among the client's own, and how many these are
+        )
+        self._walked = 0  # loaders
         self._steps = ExitStack()
 
-    def begin(self) -> None:
-        """The first batch is next, which may be of data that is not divided."""
-        if not self._trainer.sanity_checking:
-            several = self._several or self._loader.num_evaluated > 1
-            self._parts = ClientParts(self._alone.module, self._values, self._noticed, several, not self._several)
-            self._memory.begin(self._alone.module, self._parts.start)
-            self._alone.metrics = self._parts.start.metrics.values()
+    def _is_divisible(self, ranks: Ranks | None) -> bool:
+        """Whether each process evaluates some of the clients; of several loaders, some might have nothing for it."""
+        alone = num_loaders(self._trainer) == 1 and not self._trainer.sanity_checking
+        return ranks is not None and alone and self._divided[0].num_evaluated >= ranks.size
 
-    @contextmanager
-    def batch(self, batch: ClientBatch) -> Iterator[None]:
-        """Around everything that Lightning does with a batch, its hooks included."""
-        parts = self._parts
-        if parts is None or not any(batch.source is one for one in self._divided):
-            yield  # side by side, clients are those of the last loader
-            return
-        if self._several:
-            yield
-            self._clients.setdefault(batch.client_id, ClientPart({}, [], 0, LoggedRow())).size += batch.num_samples
-            return
-        if batch.is_first:
-            self._begin_client(parts, batch.client_id)
-        with self._division.watching():
-            yield
-        if parts.lists:
-            parts.after_batch()
-        self._samples += batch.num_samples
-        if batch.is_last:
-            self._last = batch.batch
-            self._steps.close()
-            self._end_client(parts, batch.client_id)
+    # ---- around batches
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Around the whole evaluation."""
-        with self._noticed.installed(), self._steps:
+        end = partial(self._end_for_all, getattr(self._module, self._alone.hook))
+        with (
+            self._noticed.installed(), self._steps, shadowed(self._module, **{self._alone.hook: end}),
+            numbered_batches(self._trainer, self._word, lambda: self._number),
+        ):  # fmt: skip
             yield
 
-    def _begin_client(self, parts: ClientParts, client: int) -> None:
-        parts.begin()
-        self._steps.enter_context(parts.in_steps())
-        self._steps.enter_context(isolated(derive_seed(self._seed, client), self._trainer.strategy.root_device))
-        self._samples = 0
-        self._noticed.reasons.clear()
+    def begin(self) -> None:
+        """The first batch is next, which may be of data that is not divided."""
+        if not self._trainer.sanity_checking:
+            self._states = ClientParts(self._module, travels=self._ranks is not None)
+            self._notes.metrics = self._states.metrics
 
-    def _end_client(self, parts: ClientParts, client: int) -> None:
-        row = self._values.read()
-        self._steps_log |= bool(row.values)
-        if self._noticed.reasons:
-            self._warned.add(client)
-        part = self._clients[client] = parts.end(self._samples, row)
-        if self._alone.has_hook and parts.separable:
-            with parts.only(part, before=False):
-                part.row = self._alone.end(row)
-            if not self._memory.is_empty:
-                with parts.only(part, before=True):
-                    self._memory.forget()
-                    self._memory.compare(part.row, self._alone.end(row))
-        if client == self._last_client and not self._division.is_divided:
-            parts.join()
+    @contextmanager
+    def batch(self, batches: Sequence[ClientBatch]) -> Iterator[None]:
+        """Around everything that Lightning does with a batch, or with several side by side; its hooks included."""
+        if self._states is None:
+            yield
+            return
+        own = next((one for one in batches if any(one.source is divided for divided in self._divided)), None)
+        client = _NOBODY if own is None else own.client_id
+        if client != self._present:
+            self._leave(self._states)
+            self._enter(self._states, client)
+        if own is not None:
+            self._parts[client].size += own.num_samples
+        sequential = num_loaders(self._trainer) == len(self._loaders)
+        self._number = (own.index, counts_of(self._loaders, client)) if own is not None and sequential else None
+        with self._notes.of_batch(quietly=False):
+            yield
+        self._number = None
+
+    def loader_over(self) -> None:
+        """All batches of a loader are over, and Lightning reads what they have logged."""
+        if self._states is None:
+            return
+        self._leave(self._states)
+        if len(self._loaders) == 1:
+            self._end_for_each(self._states)
+        self._join(self._states)
+        self._walked += 1
+
+    def _enter(self, states: ClientParts, client: int) -> None:
+        part, self._present = self._parts.setdefault(client, ClientPart()), client
+        states.enter(part)
+        self._values.join([part.logged], {})
+        self._notes.clear()
+        seed = derive_seed(self._seed, client, *([self._walked] if self._walked else []))
+        self._steps.enter_context(isolated(seed, self._trainer.strategy.root_device))
+        self._steps.enter_context(self._notes.listening(judges=False))
+
+    def _leave(self, states: ClientParts) -> None:
+        self._steps.close()
+        if self._present is None:
+            return
+        part = self._parts[self._present]
+        part.row.update(self._values.read(self._notes))
+        part.logged, self._present = self._values.share(), None
+        states.leave(part)
+
+    # ---- once all batches are over
+
+    def _end_for_each(self, states: ClientParts) -> None:
+        """Runs what follows each client's batches."""
+        for client in [client for client in self._parts if client != _NOBODY]:
+            part = self._parts[client]
+            if self._alone.has_hook:
+                states.enter(part)
+                part.row = self._alone.end(client, part.row)
+            # A client that is not in training has no model of its own, whoever's number it has elsewhere.
+            known = self._personal is not None and client < self._divided[-1].loaders.num_trained
+            own = self._personal.standing_in(client) if self._personal is not None and known else None
+            if own is not None:
+                states.enter(ClientPart())
+                seed = derive_seed(torch.initial_seed(), "personal", client)
+                with isolated(seed, self._trainer.strategy.root_device), own:
+                    row = self._alone.steps(client)
+                    part.own = self._alone.end(client, row) if self._alone.has_hook else row
+        if self._ranks is not None:
+            self._parts = {client: part for some in self._ranks.gather(self._parts) for client, part in some.items()}
+
+    def _join(self, states: ClientParts) -> None:
+        """Lets the module and Lightning's results hold what all clients have added."""
+        self._parts = dict(sorted(self._parts.items()))
+        parts = list(self._parts.values())
+        clients = [part for client, part in self._parts.items() if client != _NOBODY]
+        largest = max(clients, key=lambda part: part.size, default=None)
+        states.join(parts, [part for part in parts if part is largest or part is self._parts.get(_NOBODY)])
+        changed = sorted({name for part in clients for name in part.changed})
+        self._means = _means(clients) if changed and len(clients) > 1 else {}
+        means_logged = self._values.join([part.logged for part in parts], self._means)
+        for part in parts:
+            part.logged = {}
+        if self._means and (means_logged or self._alone.has_hook):
+            where = ", ".join(means_logged) or f"what {self._alone.hook} logs"
+            self._notices.inform(
+                f"{type(self._module).__name__}.{self._word}_step changes {', '.join(changed)}, which nothing can add "
+                f"up over clients: {where} is the mean of the clients' values, weighted by their samples"
+            )
+
+    def _end_for_all(self, hook: Any) -> None:
+        """The module's epoch-end hook, which logs means of the clients' values where it cannot know better."""
+        log = partial(self._log_mean, self._module.log)
+        with shadowed(self._module, log=log) if self._means else ExitStack():
+            hook()
+
+    def _log_mean(self, log: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        log(name, torch.tensor(self._means[name]) if name in self._means else value, *args, **kwargs)
 
     def record(self) -> EvaluationRecord:
         """What was collected; a metric that a client did not log is NaN for it."""
-        parts = self._parts
-        if parts is not None:
-            self._clients = dict(sorted(self._clients.items()))
-            self._look_again(parts)
-            if self._division.is_divided:
-                self._clients = self._division.of_all(self._clients, parts, self._values)
-                parts.join(list(self._clients.values()))
-        self._explain_failures()
+        if self._states is not None and len(self._loaders) > 1:
+            self._end_for_each(self._states)
+            self._join(self._states)
+        parts = {client: part for client, part in self._parts.items() if client != _NOBODY}
+        self._explain_failures(parts)
         called = max((one.loaders.names for one in self._divided), key=len)
-        self._add_those_without_data(called)
-        rows = {client: part.row for client, part in self._clients.items()}
-        self._forget(rows)
-        for client, part in self._clients.items():
+        parts = self._with_those_without_data(parts, called)
+        rows = {client: part.row for client, part in parts.items()}
+        for client, part in parts.items():
             if part.own is not None:
                 rows[client].update(part.own, PREFIX)
         names = list(dict.fromkeys(name for row in rows.values() for name in row.values))
@@ -157,145 +235,48 @@ class ClientEvaluation:
         }
         return trusted(EvaluationRecord)(
             self._round, self._stage, tuple(rows),
-            torch.tensor([part.size for part in self._clients.values()], dtype=torch.int64), values,
+            torch.tensor([part.size for part in parts.values()], dtype=torch.int64), values,
             undefined={name: found for name, found in undefined.items() if found}, modes=modes,
             client_names=tuple(called[c] for c in rows), one_class=one_class,
         )  # fmt: skip
 
-    # ---- once all batches are over
-
-    def remember(self) -> None:
-        """The evaluation is over, the module's last hook included: what it leaves is everybody's."""
-        if self._parts is not None:
-            lends = averaging(self._trainer.callbacks) is not None  # type: ignore[attr-defined]
-            self._memory.end(self._parts.start, set(map(id, self._alone.module.buffers())) if lends else set())
-        self._division.divide_next(self._parts, self._values)
-
-    def _look_again(self, parts: ClientParts) -> None:
-        """Runs what the batches alone have not told, from what the module held before the first of them."""
-        in_steps = self._steps_log and not self._side_by_side
-        lists = parts.grown if in_steps and parts.separable and len(self._clients) > 1 else []
-        again = self._warned or not (self._personal is None and self._memory.is_empty and parts.separable)
-        if not (lists or again):
-            return
-        with parts.start.apart():
-            if lists and self._reads(parts, lists):
-                parts.passed_on.append("a list that its steps read")
-            if not parts.separable:
-                self._separate(parts)
-            # Steps of these clients have warned of something undefined; which value it was, only a recording tells.
-            for client in sorted(self._warned) if parts.separable else ():
-                for name, reason in self._replayed(parts, client).undefined.items():
-                    self._clients[client].row.add(name, nan, reason)
-            if in_steps and parts.separable and not self._memory.is_empty:
-                self._memory.compare(self._one_step(parts), self._one_step(parts, before=True))
-            if self._personal is not None:
-                self._evaluate_own(parts, self._personal)
-
-    def _evaluate_own(self, parts: ClientParts, personal: PersonalEvaluation) -> None:
-        for client, part in self._clients.items():
-            # A client that is not in training has no model of its own, whoever's number it has elsewhere.
-            own = personal.standing_in(client) if client < self._loader.loaders.num_trained else None
-            if own is not None:
-                part.own = self._once_more(parts, client, "personal", own)
-
-    def _separate(self, parts: ClientParts) -> None:
-        """Gives every client the values of its batches alone, or none."""
-        step, found = f"{type(self._alone.module).__name__}.{self._alone.step_name}", ", ".join(parts.passed_on)
-        if self._side_by_side:
-            self._notices.warn(
-                f"clients have no values of their own, because {step} gathers in what cannot be told apart with "
-                f"several loaders: {found}. Log in the step, or gather in torchmetrics or in lists"
-            )
-            for part in self._clients.values():
-                part.row = LoggedRow(dict.fromkeys(part.row.values, nan))
-            return
-        why = "runs on several loaders" if self._several else f"carries on {found} from one client to the next"
-        advice = "" if self._several else ". Gathering in torchmetrics or in lists that steps only append to saves that"
-        self._notices.inform(
-            f"{step} {why}: each client's batches are evaluated once more, so that its values are its own{advice}"
-        )
-        for client, part in self._clients.items():
-            part.row = self._replayed(parts, client)
-
-    def _replayed(self, parts: ClientParts, client: int) -> LoggedRow:
-        row = self._once_more(parts, client, "alone")
-        if not self._memory.is_empty:
-            self._memory.compare(row, self._once_more(parts, client, "alone", before=True))
-        return row
-
-    def _once_more(
-        self, parts: ClientParts, client: int, purpose: str, mode: AbstractContextManager[None] | None = None,
-        before: bool = False,
-    ) -> LoggedRow:  # fmt: skip
-        with self._from_start(parts, client, purpose, before):
-            return self._alone.steps(own_batches(self._loaders, client), mode)
-
-    def _one_step(self, parts: ClientParts, before: bool = False) -> LoggedRow:
-        with self._from_start(parts, -1, "alone", before):
-            return self._alone.one_step(self._last)
-
-    @contextmanager
-    def _from_start(self, parts: ClientParts, client: int, purpose: str, before: bool) -> Iterator[None]:
-        """The module as it was before the first batch, with empty metrics.
-
-        With ``before``, metrics hold what they held then, and the rest does not hold what earlier evaluations have
-        left: both is in the module, or neither, where nothing depends on it.
-        """
-        parts.start.put()
-        self._memory.forget() if before else parts.start.empty_metrics()
-        seed = derive_seed(torch.initial_seed(), purpose, client)
-        with isolated(seed, self._trainer.strategy.root_device):
-            yield
-
-    def _reads(self, parts: ClientParts, lists: list[Items]) -> bool:
-        """Whether what a step logs depends on the lists in which steps gather."""
-        expected = self._one_step(parts)
-        try:
-            with self._from_start(parts, -1, "alone", before=False):
-                for kept in lists:
-                    kept.value.append(object())  # nothing can be computed from it
-                return repr(self._alone.one_step(self._last).values) != repr(expected.values)  # NaN equals NaN here
-        except Exception:  # it has found what is in the lists now
-            return True
-
-    def _forget(self, rows: dict[int, LoggedRow]) -> None:
-        """Takes away values that depend on what earlier evaluations have left."""
-        found = sorted(name for name in self._memory.names if any(name in row.values for row in rows.values()))
-        if not found or self._memory.is_empty or self._side_by_side:
-            return
-        for row in rows.values():
-            row.values |= dict.fromkeys(found, nan)
+    def _with_those_without_data(self, parts: dict[int, ClientPart], called: Sequence[str]) -> dict[int, ClientPart]:
+        """Empty rows, too, of clients that train and have no batch here, if others have one."""
+        registered = self._divided[-1].loaders.num_trained
+        missing = [client for client in self._trained if client < registered and client not in parts]
+        if not (missing and parts):
+            return parts
+        where = "validation" if self._stage == "val" else "test"
+        some = ", ".join(named(client, called[client]) for client in missing[:_NAMED])
+        rest = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         self._notices.warn(
-            f"clients have no values of their own of {', '.join(found)}: it depends on what earlier evaluations of all "
-            "clients have left in the module. Log the value of one evaluation as well"
+            f"clients that train and have nothing to be evaluated on in {where}: {some}{rest}. Their rows in tables "
+            "are empty, and they count in no mean, worst or angle"
         )
+        return dict(sorted({**parts, **{client: ClientPart() for client in missing}}.items()))
 
-    def _add_those_without_data(self, called: Sequence[str]) -> None:
-        """Gives empty rows to clients that train and have no batch here, if others have one."""
-        registered = self._loader.loaders.num_trained
-        missing = [client for client in self._trained if client < registered and client not in self._clients]
-        if not (missing and self._clients):
-            return
-        empty = {client: ClientPart({}, [], 0, LoggedRow()) for client in missing}
-        self._clients = dict(sorted({**self._clients, **empty}.items()))
-        self._notices.name_missing(self._stage, [named(client, called[client]) for client in missing])
-
-    def _explain_failures(self) -> None:
+    def _explain_failures(self, parts: dict[int, ClientPart]) -> None:
         """Where the hook fails for some clients, what the others log is undefined for them."""
-        failed = {client: part.row.error for client, part in self._clients.items() if part.row.error is not None}
-        if not failed:
-            return
-        error = next(iter(failed.values()))
-        if len(failed) == len(self._clients):
+        failed = [part.row for part in parts.values() if part.row.error is not None]
+        if failed and len(failed) == len(parts):
             self._notices.warn(
-                f"{type(self._alone.module).__name__}.{self._alone.hook} does not run for a client alone "
-                f"({type(error).__name__}: {error}): no client has values of what it logs after that"
+                f"{type(self._module).__name__}.{self._alone.hook} does not run for a client alone "
+                f"({failed[0].error}): no client has values of what it logs after that"
             )
             return
-        names = {name: None for part in self._clients.values() for name in part.row.values}
-        for client, error in failed.items():
-            row = self._clients[client].row
+        names = {name: None for part in parts.values() for name in part.row.values}
+        for row in failed:
             for name in names:
                 if name not in row.values:
-                    row.add(name, nan, f"{type(error).__name__}: {error}")
+                    row.add(name, nan, row.error)
+
+
+def _means(clients: Sequence[ClientPart]) -> dict[str, float]:
+    """Of the clients' values, weighted by their samples; those who have none do not count."""
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for part in clients for name in part.row.values):
+        known = [(part.row.values.get(name, nan), part.size) for part in clients]
+        known = [(value, size) for value, size in known if not isnan(value)]
+        if total := sum(size for _, size in known):
+            found[name] = sum(value * size for value, size in known) / total
+    return found

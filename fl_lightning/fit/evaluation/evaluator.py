@@ -15,8 +15,7 @@ from fl_lightning.core.records import EvaluationRecord, named
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.datamodule import FederatedDataModule
-from fl_lightning.fit.evaluation.between_evaluations import Notices
-from fl_lightning.fit.evaluation.client_evaluation import ClientEvaluation
+from fl_lightning.fit.evaluation.client_evaluation import ClientEvaluation, Notices
 from fl_lightning.fit.evaluation.personal import PREFIX, personal_evaluation
 from fl_lightning.fit.loaders import EvaluationLoader, RoundLoader
 from fl_lightning.lightning.batches import untagged_batches, walked_loaders
@@ -58,7 +57,6 @@ class Evaluator:
         self._model, self._algorithm, self._client_rule, self._seed = model, algorithm, client_rule, seed
         self._report, self._notices = report, Notices()
         self._running: ClientEvaluation | None = None
-        self._finished: ClientEvaluation | None = None
         self._guard = ExitStack()
         self.record: EvaluationRecord | None = None
 
@@ -93,7 +91,8 @@ class Evaluator:
                 trainer, loaders, stage, rounds, self._notices, personal, seed, ranks, known
             )
             self._guard.enter_context(self._running.listening())
-            self._guard.enter_context(untagged_batches(trainer, self._running.begin, self._running.batch))
+            running = self._running
+            self._guard.enter_context(untagged_batches(trainer, running.begin, running.batch, running.loader_over))
         elif not trainer.sanity_checking:
             self.record = None  # nobody may take an earlier one for this one's
 
@@ -104,13 +103,6 @@ class Evaluator:
             if self._report is not None:
                 self.record = self._report.oriented(self.record)
                 self._report.log(self.record, trainer, callback)
-            self._finished = self._running
-
-    def remember(self) -> None:
-        """The evaluation's last hook has run."""
-        if self._finished is not None:
-            self._finished.remember()
-            self._finished = None
 
     def stop(self) -> None:
         """The evaluation is over or was cut short: the training parameters and the random state come back."""

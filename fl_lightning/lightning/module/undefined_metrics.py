@@ -7,7 +7,7 @@ kinds of states that do not, a warning: torchmetrics has none inside ``compute``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from inspect import currentframe
@@ -20,7 +20,9 @@ from torchmetrics import Metric
 from torchmetrics.utilities import prints
 
 from fl_lightning.core.modules import submodules
+from fl_lightning.lightning.metric_state import in_forward
 from fl_lightning.lightning.module.object_state import shadowed
+from fl_lightning.lightning.names import LightningModule
 from fl_lightning.lightning.undefined_states import Undefined, undefined
 
 
@@ -94,6 +96,72 @@ class Noticed:
                 if isinstance(part, Metric):
                     stack.enter_context(shadowed(part, compute=partial(compute, part, part.compute)))
             yield found
+
+
+class LogNotes:
+    """What a client's steps and hooks log: what is undefined, and from which metric object a value came."""
+
+    def __init__(self, module: LightningModule, noticed: Noticed) -> None:
+        self._module, self._noticed = module, noticed
+        self.metrics: Sequence[tuple[Metric, bool]] = ()  # of the module, and whether they are in other ones
+        self.undefined: dict[str, str] = {}
+        self.sources: dict[str, Metric] = {}
+        self._computed: list[tuple[Any, Metric, str | None]] = []
+
+    def clear(self) -> None:
+        """The next client begins."""
+        self.undefined, self.sources, self._computed = {}, {}, []
+
+    @contextmanager
+    def listening(self, judges: bool) -> Iterator[None]:
+        """Around a client's batches, or its last hook.
+
+        ``judges``: for the client alone; metrics give NaN where they are undefined, not the number of torchmetrics.
+        """
+        self.clear()
+        with ExitStack() as stack:
+            for metric, is_inside in self.metrics:
+                compute = partial(self._compute, metric, metric.compute, is_inside, judges)
+                stack.enter_context(shadowed(metric, compute=compute))
+            stack.enter_context(shadowed(self._module, log=partial(self._log, self._module.log)))
+            stack.enter_context(self._noticed.apart() if judges else ExitStack())
+            yield
+
+    @contextmanager
+    def of_batch(self, quietly: bool = True) -> Iterator[None]:
+        """Around a batch: what functions warn of concerns what is logged in it."""
+        with self._noticed.apart() if quietly else ExitStack():
+            self._noticed.reasons.clear()
+            yield
+
+    def computed(self, metric: Metric) -> tuple[Any, str | None]:
+        """A metric's value, NaN where it is undefined, and why."""
+        value, reason = self._noticed.computed(metric)
+        return value, reason or next((found[2] for found in self._computed if found[0] is value), None)
+
+    def _compute(self, metric: Metric, compute: Callable[[], Any], is_inside: bool, judges: bool) -> Any:
+        if judges:
+            value, reason = self._noticed.computed(metric, compute)
+        else:
+            of_batch, heard = in_forward(metric), len(self._noticed.reasons)
+            value = compute()
+            reason = self._noticed.computed(metric, lambda: value, of_batch)[1]
+            reason = reason or next(iter(self._noticed.reasons[heard:]), None)
+            del self._noticed.reasons[heard:]
+            if reason is not None and is_inside and of_batch:  # the outer one makes another value of it
+                self._noticed.reasons.append(reason)
+        self._computed += [(item, metric, reason) for item in (value.values() if isinstance(value, dict) else (value,))]
+        return value
+
+    def _log(self, log: Callable[..., None], name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        source = next((found for found in self._computed if found[0] is value), None)
+        if source is not None:
+            self.sources[name] = source[1]
+        # A function that has warned may have given this value or another one: none of them is to be trusted.
+        reason = (source and source[2]) or next(iter(self._noticed.reasons), None)
+        if reason is not None and not isinstance(value, Metric):
+            self.undefined[name] = reason
+        log(name, value, *args, **kwargs)
 
 
 def _judged(metric: Metric, value: Any, found: Undefined, of_batch: bool) -> tuple[Any, str | None]:

@@ -209,6 +209,5 @@ def test_every_batch_says_where_in_its_clients_data_it_is():
     assert len(batches) == len(loader)
     for client in range(6):
         own = [batch for batch in batches if batch.client_id == client]
-        assert [batch.is_first for batch in own] == [True, False][: len(own)]
-        assert [batch.is_last for batch in own] == [False, True][-len(own) :]
+        assert [batch.index for batch in own] == [0, 1][: len(own)]
         assert [batch.num_samples for batch in own] == [len(batch.batch[0]) for batch in own]

@@ -1,54 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""However a project gathers its validation values, they are plain Lightning's, of all clients and of each alone."""
+"""However a project gathers, a client's values are plain Lightning's on its data, and those of all can be added up."""
 
 import math
-import warnings
 
 import lightning as L
 import pytest
 import torch
 from cases import in_turn
-from gathering import (
-    PATTERNS,
-    Arrays,
-    BestLater,
-    BestNumber,
-    BestSoFar,
-    Counts,
-    InBatchEnd,
-    MadeAnew,
-    Meters,
-    Monai,
-    Outputs,
-    Torchmetrics,
-    Unjoinable,
-)
+from gathering import KINDS, BestNumber, BestOfLists, Counts, Lists, Locked, Metrics, ReadsInSteps, Sums, Wrappers
 from lightning.pytorch.utilities import CombinedLoader
 from plain_loop import client_batches
-from support import federated_blobs, fit, fresh, quiet_trainer, weights
+from support import Blobs, federated_blobs, fit, fresh, quiet_trainer, weights
 from torch.utils.data import DataLoader
 
 import fl_lightning as fl
+from fl_lightning.core.errors import ModuleError
+from fl_lightning.core.processes import pack, unpack
+from fl_lightning.fit.evaluation import evaluator
+from fl_lightning.fit.evaluation.client_evaluation import ClientEvaluation
 
-IN_STEPS = (
-    "Torchmetrics", "BestSoFar", "Outputs", "ReadsTheTrainer", "RunningInSteps", "ComputesInSteps", "Locked",
-)  # fmt: skip
-"""Here torch adds up float32 numbers of all clients, in an order that joins clients."""
+pytestmark = pytest.mark.filterwarnings("ignore:.*pytree|The variance of predictions|.*does not have many workers")
+RUNS = {"val": "validate", "test": "test"}
+
+
+def federated(module, stage="val", data=None, strategy=None):
+    """What an evaluation with clients logs, and its record."""
+    strategy = fl.FederatedStrategy() if strategy is None else strategy
+    trainer = quiet_trainer(strategy)
+    getattr(trainer, RUNS[stage])(module, federated_blobs() if data is None else data, verbose=False)
+    logged = {name: float(v) for name, v in trainer.callback_metrics.items() if not name.startswith("fed/")}
+    return logged, strategy.last_evaluation
 
 
 def plain(module, loader, stage="val"):
     """What a Trainer without any of this library logs."""
-    trainer = L.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
-    )  # fmt: skip
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        (found,) = (trainer.validate if stage == "val" else trainer.test)(module, loader, verbose=False)
-    return found
+    trainer = quiet_trainer("auto")
+    getattr(trainer, RUNS[stage])(module, loader, verbose=False)
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
-def loaders_of(data, stage):
+def loaders_of(stage, data=None):
     """The clients' data in ordinary loaders with the same batches, and all of them in one."""
     loaders = client_batches(stage, data)
     batches = {c: [b for b, _ in loaders.batches(c, seed=None)] for c in range(len(loaders)) if loaders.sizes[c]}
@@ -56,120 +47,195 @@ def loaders_of(data, stage):
     return {c: DataLoader(some, batch_size=None) for c, some in batches.items()}, DataLoader(every, batch_size=None)
 
 
-def same(found, expected, pattern):
-    tolerance = 1e-6 if pattern.__name__ in IN_STEPS else 0
-    if math.isnan(expected):
-        return math.isnan(found)
-    return found == pytest.approx(expected, rel=tolerance, abs=0)
+def same(one, other):
+    return one == pytest.approx(other, rel=1e-6, nan_ok=True)
 
 
-@pytest.mark.filterwarnings("ignore:.*pytree|The variance of predictions")
-@pytest.mark.parametrize(("pattern", "stage"), in_turn(PATTERNS, ["val", "test"]))
-def test_values_are_those_of_plain_lightning(pattern, stage):
-    module, strategy = fresh(pattern), fl.FederatedStrategy()
+def expected_of(kind, stage):
+    """By name: what a Trainer without clients logs for each of them alone, and the value of all."""
+    clients, together = loaders_of(stage)
+    rows = {client: plain(fresh(kind), loader, stage) for client, loader in clients.items()}
+    sizes = dict(zip(clients, client_batches(stage).sizes[list(clients)].tolist(), strict=True))
+    of_all = plain(fresh(kind), together, stage)
+    for name in kind.MEANS:
+        of_all[name] = sum(row[name] * sizes[c] for c, row in rows.items()) / sum(sizes.values())
+    for name, function in kind.OF_CLIENTS.items():
+        of_all[name] = function(row[name] for row in rows.values() if name in row)
+    return rows, of_all
+
+
+def check(kind, stage, logged, record):
+    """Every client's values are those of a plain Trainer, and those of all what the table of docs/logged.md says."""
+    rows, of_all = expected_of(kind, stage)
+    assert record.client_ids == tuple(rows)
+    for name, values in record.values.items():
+        assert same(values.tolist(), [row.get(name, math.nan) for row in rows.values()]), name
+    assert {name for name in logged if not name.endswith(("_step", "_epoch"))} == record.values.keys()
+    for name, value in logged.items():
+        assert same(value, of_all[name]), name
+
+
+@pytest.mark.parametrize(("kind", "stage"), in_turn(KINDS, ["val", "test"]))
+def test_values_of_each_client_and_of_all(kind, stage, caplog):
+    module, strategy = fresh(kind), fl.FederatedStrategy()
     before = weights(module)
-    trainer = quiet_trainer(strategy)
-    run = trainer.validate if stage == "val" else trainer.test
-    (results,) = run(module, federated_blobs(), verbose=False)
-    clients, together = loaders_of(federated_blobs(), stage)
-    expected = plain(fresh(pattern), together, stage)
-    pooled = {name: value for name, value in results.items() if not name.startswith("fed/")}
-    assert pooled.keys() == expected.keys()
-    for name, value in expected.items():
-        assert same(pooled[name], value, pattern), (name, pooled[name], value)
-    record = strategy.last_evaluation
-    assert record.client_ids == tuple(clients)
-    for place, loader in enumerate(clients.values()):
-        alone = plain(fresh(pattern), loader, stage)
-        for name in expected:
-            found = float(record.values[name][place])
-            assert same(found, alone.get(name, math.nan), pattern), (name, place, found, alone.get(name))
+    for _ in range(2):  # the second evaluation must not remember the first
+        logged, record = federated(module, stage, strategy=strategy)
+        check(kind, stage, logged, record)
     assert weights(module).equal(before)
+    said = f"{kind.__name__}.{'validation' if stage == 'val' else 'test'}_step changes "
+    assert caplog.text.count(said) == (bool(kind.MEANS) and kind is not ReadsInSteps)
 
 
-@pytest.mark.parametrize("pattern", [Counts, MadeAnew, Torchmetrics, Unjoinable])
-def test_own_models_are_evaluated_alone_too(pattern):
-    data = federated_blobs()
-    _, strategy, _ = fit(fresh(pattern), 2, algorithm=fl.algorithms.Ditto(), data=data, clients_per_round=1.0)
-    clients, _ = loaders_of(federated_blobs(), "val")
+@pytest.mark.parametrize(("kind", "stage"), in_turn((*KINDS, BestNumber), ["test", "val"]))
+def test_one_client_is_plain_lightning(kind, stage):
+    """Bit for bit, also where what the module keeps goes on to the next evaluation."""
+    module, other = fresh(kind), fresh(kind)
+    data = fl.FederatedDataModule(Blobs(), fl.data.IID(1), seed=0)
+    for _ in range(2):
+        logged, record = federated(module, stage, data)
+        expected = plain(other, Blobs(), stage)
+        assert logged == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
+        for name, values in record.values.items():
+            assert same(float(values), expected[name]), name
+        for part in (module, other):
+            with torch.no_grad():
+                part.net[2].bias[0] += 0.5
+
+
+class Rank:
+    """One of two processes that answers for the other one, whose message it knows if that one has run before."""
+
+    size = 2
+
+    def __init__(self, rank, theirs=None):
+        self.rank, self.sent, self.theirs = rank, None, theirs
+
+    def gather(self, value):
+        self.sent = pack(value)
+        own = unpack(self.sent, torch.device("cpu"))
+        theirs = own if self.theirs is None else unpack(self.theirs, torch.device("cpu"))
+        return [own, theirs] if self.rank == 0 else [theirs, own]
+
+
+def on_two_ranks(kind, monkeypatch):
+    """What the first of two processes logs, and the clients whose batches it has seen."""
+    seen = {}
+
+    def evaluated(ranks):
+        def made(*options):
+            return ClientEvaluation(*options[:7], ranks, *options[8:])
+
+        steps = seen[ranks.rank] = []
+        add = kind.add
+        with monkeypatch.context() as patched:
+            patched.setattr(evaluator, "ClientEvaluation", made)
+            patched.setattr(kind, "add", lambda self, *args: steps.append(len(args[1])) or add(self, *args))
+            return federated(fresh(kind))
+
+    second = Rank(1)
+    evaluated(second)
+    found = evaluated(Rank(0, second.sent))
+    return found, [sum(sizes) for sizes in seen.values()]
+
+
+@pytest.mark.filterwarnings("ignore:clients that train")  # this rank does not hear of the other one's
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not Locked])
+def test_two_processes_share_the_clients(kind, monkeypatch):
+    (logged, record), samples = on_two_ranks(kind, monkeypatch)
+    alone, expected = federated(fresh(kind))
+    assert logged == pytest.approx(alone, rel=0, abs=0, nan_ok=True)
+    assert record.sizes.equal(expected.sizes)
+    for name, values in expected.values.items():
+        assert values.equal(record.values[name]) or same(values.tolist(), record.values[name].tolist())
+    assert sum(samples) == 80
+    assert all(samples)
+
+
+def test_what_cannot_travel_is_named(monkeypatch):
+    with pytest.raises(ModuleError, match=r"what Locked leaves in attributes must be something .* \(changed: tally\)"):
+        on_two_ranks(Locked, monkeypatch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_elsewhere_has_the_same_values(kind):
+    _, record = federated(fresh(kind))
+    server, data = fl.FederatedServer(fresh(kind), 6), federated_blobs()
+    for place, client in enumerate(record.client_ids[:2]):
+        one = fl.FederatedClient(fresh(kind), data, client, trainer={"accelerator": "cpu"})
+        found = one.evaluate(server.evaluation_message(client))
+        assert {name: float(v) for name, v in found.values.items()} == pytest.approx(
+            {name: float(v[place]) for name, v in record.values.items() if not v[place].isnan()}, nan_ok=True
+        )
+
+
+@pytest.mark.parametrize("kind", [Counts, Metrics, Sums, Wrappers])
+def test_own_models_are_evaluated_alone_too(kind):
+    _, strategy, _ = fit(fresh(kind), 2, algorithm=fl.algorithms.Ditto(), clients_per_round=1.0)
+    clients, _ = loaders_of("val")
     found = strategy.last_evaluation.values["personal/acc"].tolist()
     for place, (client, loader) in enumerate(clients.items()):
-        own = fresh(pattern)
+        own = fresh(kind)
         torch.nn.utils.vector_to_parameters(strategy.client_rule.personal_model(client).params, own.parameters())
-        assert found[place] == pytest.approx(plain(own, loader)["acc"], rel=1e-6)
+        assert same(found[place], plain(own, loader)["acc"])
 
 
-@pytest.mark.parametrize("pattern", [BestSoFar, BestNumber, BestLater])
-def test_what_evaluations_leave_behind_is_no_clients_own(pattern):
-    module, strategy = fresh(pattern), fl.FederatedStrategy()
-    trainer, data = quiet_trainer(strategy), federated_blobs()
-    (first,) = trainer.validate(module, data, verbose=False)
-    before = strategy.last_evaluation
-    assert before.values["acc_best"].isfinite().all()
+@pytest.mark.parametrize("kind", [Metrics, BestOfLists])
+def test_what_evaluations_remember_is_that_of_the_call_for_all(kind):
+    module = fresh(kind)
+    first, before = federated(module)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.neg_()
-    with pytest.warns(UserWarning, match="no values of their own of acc_best: it depends on what earlier evaluations"):
-        (second,) = trainer.validate(module, data, verbose=False)
-    record = strategy.last_evaluation
-    assert second["acc_best"] == pytest.approx(
-        first["acc"] if pattern is BestLater else max(first["acc"], second["acc"])
-    )
-    assert record.values["acc_best"].isnan().all()
-    assert not record.undefined
-    assert second["fed/acc_best/clients"] == second["fed/acc_best/undefined"] == 0
-    assert record.values["acc"].isfinite().all()
-    assert not record.values["acc"].equal(before.values["acc"])
+    second, record = federated(module)
+    best = max(first["acc"], second["acc"])
+    assert first["acc"] != second["acc"]
+    assert second["acc_best"] == best
+    own = record.values["acc"]  # metrics are empty when a client begins; numbers are as the evaluation found them
+    assert record.values["acc_best"].equal(own if kind is Metrics else own.clamp(min=first["acc"]))
+    assert before.values["acc_best"].equal(before.values["acc"])
 
 
-@pytest.mark.parametrize("pattern", [Meters, Counts, Arrays, Monai, Outputs, Torchmetrics])
-def test_callbacks_watch_the_value_of_all_clients(pattern, tmp_path):
+@pytest.mark.parametrize("kind", [Counts, Lists])
+def test_callbacks_watch_the_value_of_all_clients(kind, tmp_path):
     """EarlyStopping and ModelCheckpoint decide as they would with the true values, in every round."""
     seen = []
 
     class Watch(L.Callback):
         def on_validation_end(self, trainer, pl_module):
-            if trainer.sanity_checking:
-                return
-            _, together = loaders_of(federated_blobs(), "val")
-            truth = fresh(pattern)
-            truth.load_state_dict(pl_module.state_dict())
-            seen.append((float(trainer.callback_metrics["acc"]), plain(truth, together)["acc"]))
+            if not trainer.sanity_checking:
+                truth = fresh(kind)
+                truth.load_state_dict(pl_module.state_dict())
+                seen.append((float(trainer.callback_metrics["acc"]), plain(truth, loaders_of("val")[1])["acc"]))
 
     stopping = L.pytorch.callbacks.EarlyStopping("acc", mode="max", patience=1)
     keeping = L.pytorch.callbacks.ModelCheckpoint(tmp_path, monitor="acc", mode="max")
-    fit(fresh(pattern), 4, callbacks=[Watch(), stopping, keeping], enable_checkpointing=True, num_sanity_val_steps=2)
+    fit(fresh(kind), 4, callbacks=[Watch(), stopping, keeping], enable_checkpointing=True, num_sanity_val_steps=2)
     found, true = zip(*seen, strict=True)
     assert found == pytest.approx(true, rel=1e-6)
     assert float(keeping.best_model_score) == float(stopping.best_score) == max(found)
 
 
-def test_plain_evaluations_run_each_step_once(monkeypatch):
-    """No second pass where the module carries nothing on."""
-    for pattern in (Outputs, Torchmetrics, InBatchEnd):
-        steps = []
-        add = pattern.add
-        monkeypatch.setattr(
-            pattern, "add", lambda self, *args, add=add, steps=steps: steps.append(1) or add(self, *args)
-        )
-        (_, together), data = loaders_of(federated_blobs(), "val"), federated_blobs()
-        quiet_trainer(fl.FederatedStrategy()).validate(fresh(pattern), data, verbose=False)
-        assert len(steps) == len(together) + 2 * (pattern is Outputs)  # which gathers in a list and logs in steps
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_step_runs_once(kind, monkeypatch):
+    steps, add = [], kind.add
+    monkeypatch.setattr(kind, "add", lambda self, *args: steps.append(1) or add(self, *args))
+    federated(fresh(kind))
+    assert len(steps) == len(loaders_of("val")[1])
 
 
 class BesideAnother(Counts):
     def validation_step(self, batch, batch_idx):
         super().validation_step(batch["own"], batch_idx)
-        self.log("step_acc", self.correct / self.total, batch_size=1)
+        self.log("step_acc", self.correct / self.tally.total, batch_size=1)
 
 
-def test_sums_over_loaders_side_by_side_are_no_clients_own():
-    strategy, data = fl.FederatedStrategy(), client_batches("val")
-    others = DataLoader(torch.arange(80))
-    with pytest.warns(UserWarning, match="cannot be told apart with several loaders: correct, total"):
-        quiet_trainer(strategy).validate(
-            fresh(BesideAnother), CombinedLoader({"other": others, "own": data}, "min_size"), verbose=False
-        )
-    record = strategy.last_evaluation
-    assert record.client_ids == tuple(range(6))
-    assert all(values.isnan().all() for values in record.values.values())
+def test_loaders_side_by_side():
+    clients, _ = loaders_of("val")
+    together = CombinedLoader({"other": DataLoader(torch.arange(80)), "own": client_batches("val")}, "min_size")
+    _, record = federated(fresh(BesideAnother), data=together)
+    assert record.client_ids == tuple(clients)
+    for place, loader in enumerate(clients.values()):
+        beside = CombinedLoader({"other": DataLoader(torch.arange(80)), "own": loader}, "min_size")
+        for name, value in plain(fresh(BesideAnother), beside).items():
+            assert same(float(record.values[name][place]), value), name
