@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassF1Score
 from worker_processes import FORKS, TWO
 
-pytestmark = [*FORKS, pytest.mark.filterwarnings("ignore:clients have no values of their own of val/acc_best")]
+pytestmark = FORKS
 
 
 class Template(Classifier):

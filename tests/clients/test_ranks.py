@@ -63,7 +63,7 @@ def test_several_processes_have_the_bits_of_one(tmp_path, cases, ranks, rounds):
     said = compared_with_one(tmp_path, ranks, rounds, cases)
     steps = re.findall(r"STEP (\d) (\d)", said)
     later = {rank: steps.count((str(rank), str(rounds - 1))) for rank in range(ranks)}
-    whole = steps.count(("0", "0"))  # with the sanity check; the first evaluation shows that the module can be divided
+    whole = steps.count(("0", "0")) + steps.count(("1", "0"))  # with the sanity check, on every rank
     assert sum(later.values()) < whole
     assert all(later.values()), "every rank evaluates some clients"
 
@@ -120,8 +120,8 @@ def test_evaluations_without_a_fit(tmp_path):
     (one,) = results(tmp_path)
     assert many == [one, one]
     steps = [said.count(f"STEP {rank}") for rank in range(2)]
-    assert sum(steps) == whole * 3 // 2, "the first validation is whole on both ranks, the second is divided"
-    assert all(number > whole // 2 for number in steps)
+    assert sum(steps) == whole
+    assert all(steps)
 
 
 def test_shares_are_fair():

@@ -89,10 +89,9 @@ class Counting(Classifier):
 
 
 @since_2_6
-@pytest.mark.filterwarnings("ignore:clients have no values of their own of seen")
 def test_clients_have_values_of_averages_with_batchnorm():
     """The callback lends the module averaged statistics while it is evaluated, and takes them back."""
-    for module, lost in ((fresh(norm=True), set()), (Counting(norm=True), {"seen"})):
+    for module in (fresh(norm=True), Counting(norm=True)):
         ema = EMAWeightAveraging(decay=0.5, update_every_n_steps=0, update_starting_at_epoch=0)
         record = fit(module, rounds=4, callbacks=[ema]).strategy.last_evaluation
-        assert {name for name, values in record.values.items() if values.isnan().any()} == lost
+        assert not any(values.isnan().any() for values in record.values.values())

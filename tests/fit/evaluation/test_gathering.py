@@ -160,9 +160,10 @@ def test_what_cannot_travel_is_named(monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_client_elsewhere_has_the_same_values(kind):
     _, record = federated(fresh(kind))
-    server, data = fl.FederatedServer(fresh(kind), 6), federated_blobs()
+    strategy, data = fl.FederatedStrategy(), federated_blobs()
+    server = fl.FederatedServer(fresh(kind), strategy, num_clients=6)
     for place, client in enumerate(record.client_ids[:2]):
-        one = fl.FederatedClient(fresh(kind), data, client, trainer={"accelerator": "cpu"})
+        one = fl.FederatedClient(fresh(kind), data, strategy, client_id=client, trainer={"accelerator": "cpu"})
         found = one.evaluate(server.evaluation_message(client))
         assert {name: float(v) for name, v in found.values.items()} == pytest.approx(
             {name: float(v[place]) for name, v in record.values.items() if not v[place].isnan()}, nan_ok=True
