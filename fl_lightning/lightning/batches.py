@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from fl_lightning.lightning.inspection import takes_batch_index
+from fl_lightning.lightning.inspection import is_overridden, takes_batch_index
 from fl_lightning.lightning.module.object_state import shadowed
 from fl_lightning.lightning.names import Trainer, TrainerFn, lightning_module
 
@@ -131,7 +131,8 @@ def numbered_batches(
         return call_told
 
     names = {f"{stage}_step": 1, f"on_{stage}_batch_start": 1, f"on_{stage}_batch_end": 2}
-    with shadowed(module, **{name: told(getattr(module, name), at) for name, at in names.items()}):
+    own = {name: told(getattr(module, name), at) for name, at in names.items() if is_overridden(name, module)}
+    with shadowed(module, **own):
         yield
 
 

@@ -70,6 +70,7 @@ class ClientValues:
     def __init__(self, results: ResultCollection) -> None:
         self.results = results
         self._metrics: set[str] = set()  # keys of metric objects that some client has logged
+        self._metas: dict[str, dict[str, Any]] = {}
 
     def clear(self) -> None:
         """Empties the results; metric objects keep their states."""
@@ -93,10 +94,11 @@ class ClientValues:
 
     def share(self) -> LoggedShare:
         """What the client's batches have logged, beside metric objects."""
+        entries = [(key, entry) for key, entry in self._entries() if entry.is_tensor and entry._update_count]
+        self._metas |= {key: _portable(entry.meta) for key, entry in entries if key not in self._metas}
         return {
-            key: (_portable(e.meta), e.value.clone(), getattr(e, "cumulated_batch_size", None), int(e._update_count))
-            for key, e in self._entries()
-            if e.is_tensor and e._update_count
+            key: (self._metas[key], e.value.clone(), getattr(e, "cumulated_batch_size", None), int(e._update_count))
+            for key, e in entries
         }
 
     def join(self, shares: Iterable[LoggedShare], means: Mapping[str, float]) -> list[str]:

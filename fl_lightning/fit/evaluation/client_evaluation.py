@@ -73,6 +73,7 @@ class ClientEvaluation:
         trained: Sequence[int] = (),
     ) -> None:
         self._trainer, self._stage, self._round = trainer, stage, round
+        self._in_turn = num_loaders(trainer) == len(loaders)  # not side by side
         self._loaders, self._divided = loaders, [one for one in loaders if one is not None]
         self._notices, self._personal, self._seed, self._trained = notices, personal, seed, trained
         self._module: LightningModule = trainer.lightning_module
@@ -96,7 +97,7 @@ class ClientEvaluation:
 
     def _is_divisible(self, ranks: Ranks | None) -> bool:
         """Whether each process evaluates some of the clients; of several loaders, some might have nothing for it."""
-        alone = num_loaders(self._trainer) == 1 and not self._trainer.sanity_checking
+        alone = self._in_turn and len(self._loaders) == 1 and not self._trainer.sanity_checking
         return ranks is not None and alone and self._divided[0].num_evaluated >= ranks.size
 
     # ---- around batches
@@ -130,10 +131,9 @@ class ClientEvaluation:
             self._enter(self._states, client)
         if own is not None:
             self._parts[client].size += own.num_samples
-        sequential = num_loaders(self._trainer) == len(self._loaders)
-        self._number = (own.index, counts_of(self._loaders, client)) if own is not None and sequential else None
-        with self._notes.of_batch(quietly=False):
-            yield
+        self._number = (own.index, counts_of(self._loaders, client)) if own is not None and self._in_turn else None
+        self._notes.next_batch()
+        yield
         self._number = None
 
     def loader_over(self) -> None:
@@ -153,7 +153,7 @@ class ClientEvaluation:
         self._notes.clear()
         seed = derive_seed(self._seed, client, *([self._walked] if self._walked else []))
         self._steps.enter_context(isolated(seed, self._trainer.strategy.root_device))
-        self._steps.enter_context(self._notes.listening(judges=False))
+        self._steps.enter_context(self._notes.listening(judges=False, quietly=False))
 
     def _leave(self, states: ClientParts) -> None:
         self._steps.close()

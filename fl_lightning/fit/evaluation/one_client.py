@@ -50,8 +50,8 @@ class Alone:
                 for index, (batch, _) in enumerate(
                     own.of_client(client_id) if own is not None and counts[place] else ()
                 ):
-                    with self._notes.of_batch(), counted_batches(self._trainer, counts):
-                        run_batch(self._trainer, self._stage, batch, index)
+                    self._notes.next_batch()
+                    run_batch(self._trainer, self._stage, batch, index)
                 row.update(self._values.read(self._notes))  # Lightning, too, computes metrics once a loader is over
         results.dataloader_idx = None
         return row

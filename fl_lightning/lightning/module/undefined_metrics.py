@@ -113,10 +113,10 @@ class LogNotes:
         self.undefined, self.sources, self._computed = {}, {}, []
 
     @contextmanager
-    def listening(self, judges: bool) -> Iterator[None]:
-        """Around a client's batches, or its last hook.
+    def listening(self, judges: bool, quietly: bool = True) -> Iterator[None]:
+        """Around a client's batches, or its last hook; ``quietly``: nobody else hears of warnings.
 
-        ``judges``: for the client alone; metrics give NaN where they are undefined, not the number of torchmetrics.
+        ``judges``: metrics give NaN where they are undefined, not the number of torchmetrics.
         """
         self.clear()
         with ExitStack() as stack:
@@ -124,15 +124,12 @@ class LogNotes:
                 compute = partial(self._compute, metric, metric.compute, is_inside, judges)
                 stack.enter_context(shadowed(metric, compute=compute))
             stack.enter_context(shadowed(self._module, log=partial(self._log, self._module.log)))
-            stack.enter_context(self._noticed.apart() if judges else ExitStack())
+            stack.enter_context(self._noticed.apart() if quietly else ExitStack())
             yield
 
-    @contextmanager
-    def of_batch(self, quietly: bool = True) -> Iterator[None]:
-        """Around a batch: what functions warn of concerns what is logged in it."""
-        with self._noticed.apart() if quietly else ExitStack():
-            self._noticed.reasons.clear()
-            yield
+    def next_batch(self) -> None:
+        """What functions have warned of concerns what was logged in the batches before."""
+        self._noticed.reasons.clear()
 
     def computed(self, metric: Metric) -> tuple[Any, str | None]:
         """A metric's value, NaN where it is undefined, and why."""
