@@ -252,8 +252,8 @@ def draw_points(panels: Points, path: Path) -> None:
             axis.axvline(float(name.split()[-1]), color="0.4", linestyle=":")
         axis.set_title(name, fontsize="medium")
         axis.legend(fontsize="x-small")
-    for axis in axes[-1]:
         axis.set_xlabel("|disparity|")
+        axis.tick_params(labelbottom=True)
     for row in axes:
         row[0].set_ylabel("accuracy of a client")
     for axis in axes.flat[len(panels) :]:
