@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
-from fl_lightning.algorithms.records import Needs
 from fl_lightning.arguments import DEVICE, Bounds, Example, altered, check, checked
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.core.records import RoundRecord
@@ -54,6 +52,7 @@ class FederatedServer(RegisteredClients):
 
     Attributes:
         options: the strategy's arguments.
+        cohort_size: the largest number of clients in a round.
         rounds: as given; it may be set before the first round.
         round: index of the next round, or of the one that is open.
         fit_description: the federation in plain values, to be compared with clients and checkpoints.
@@ -80,14 +79,14 @@ class FederatedServer(RegisteredClients):
     ) -> None:
         super().__init__()
         options = self.options = strategy.options.apart()
-        self._capacity = cohort_size(options.clients_per_round, num_clients)
+        self.cohort_size = cohort_size(options.clients_per_round, num_clients)
         self.algorithm, self.client_rule = options.algorithm, options.client_rule
         model = self._model = ServedModel(module, options, precision, device)
         self.module, self._frozen = model.module, model.frozen
-        self._rows = UpdateRows(model.binding, self._capacity)
+        self._rows = UpdateRows(model.binding, self.cohort_size)
         self._server = Server(options, model.binding, model.buffers, self._rows, num_clients)
         self.fit_description = self._server.description()
-        self.rounds, self.num_clients, self.min_clients = rounds, num_clients, options.min_clients
+        self.rounds, self.num_clients = rounds, num_clients
         self.round = 0
         self.last_round: RoundRecord | None = None
         self.memory: Mapping[str, int] = {}
@@ -95,21 +94,6 @@ class FederatedServer(RegisteredClients):
         self._began = 0.0
         self._selection: Selection | None = None
         self._server.reset()
-
-    @property
-    def needs(self) -> Needs:
-        """What both halves of the method ask for."""
-        return self.options.needs
-
-    @property
-    def cohort_size(self) -> int:
-        """The largest number of clients in a round."""
-        return self._capacity
-
-    @property
-    def device(self) -> torch.device:
-        """Where the server computes."""
-        return self._model.params.device
 
     def begin(self) -> None:
         """Before the first round of this object; after :meth:`load_state_dict` if it goes on from a checkpoint."""
@@ -149,11 +133,6 @@ class FederatedServer(RegisteredClients):
         """``[n]`` the parameters that the method wants evaluated; those in training themselves, if it is these."""
         return self._model.evaluated
 
-    @property
-    def evaluates_params(self) -> bool:
-        """Whether they are the parameters in training."""
-        return self.evaluated_params is self._model.params
-
     def close_round(
         self,
         answers: Mapping[int, ClientMessage | Mapping[str, Any]],
@@ -192,7 +171,7 @@ class FederatedServer(RegisteredClients):
             self.round, dropped=dict.fromkeys(self._selection.drop_outs, "dropped out"), began=self._began,
             asks=None if losses_at is None else partial(losses_of, losses_at),
         )  # fmt: skip
-        closing = Closing(self._server, model, self.needs, self._rows, cohort, self._num_samples)
+        closing = Closing(self._server, model, self.options.needs, self._rows, cohort, self._num_samples)
         record, given = closing.closed(current, answers, why, silent)
         model.merge(current.uploads, record.client_ids)
         self._counts([given[client] for client in record.client_ids], self.round)

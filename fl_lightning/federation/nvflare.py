@@ -45,9 +45,9 @@ class FederatedController(ModelController):  # type: ignore[misc, unused-ignore]
     """Runs a :class:`fl_lightning.FederatedServer` as the workflow of an NVFlare job.
 
     First every site introduces itself. A site with another method, model, setting or version does not take part, and
-    the log says why. If fewer than the server's ``min_clients`` are left, the job ends with that. Then come the rounds.
-    A site that raises an error, does not answer in time or is gone is left out of its round, and so is one whose answer
-    is none. Every round ends with a checkpoint.
+    the log says why. If fewer than the strategy's ``min_clients`` are left, the job ends with that. In the rounds, a
+    site that raises an error, does not answer in time or is gone is left out, and so is one whose answer is none. Every
+    round ends with a checkpoint.
 
     Args:
         server: where the job's code makes the server: ``"task:server"`` is the function ``server`` of ``task.py``. It
@@ -115,8 +115,9 @@ class FederatedController(ModelController):  # type: ignore[misc, unused-ignore]
             else:
                 self._refused[client] = f"it cannot take part: {words}"
         words = "; ".join(f"site {self.sites[client]}: {why}" for client, why in self._refused.items())
-        if len(server.registered) < server.min_clients and not self.is_aborted():
-            raise ValueError(f"min_clients={server.min_clients} sites must take part: {words}")
+        fewest = server.options.min_clients
+        if len(server.registered) < fewest and not self.is_aborted():
+            raise ValueError(f"min_clients={fewest} sites must take part: {words}")
         if words:
             rank_zero_warn(f"{words}; the others go on")
 

@@ -206,7 +206,7 @@ class ServerTrainer:
         self.last_round: RoundRecord | None = None
         self.last_evaluation: EvaluationRecord | None = None
         self.state = SimpleNamespace(fn=TrainerFn.FITTING)
-        self.model, self.root_device, self.fit_description = server.module, server.device, server.fit_description
+        self.model, self.root_device, self.fit_description = server.module, server.module.device, server.fit_description
         self.strategy = self
 
     def call(self, hook: str, *args: Any) -> None:

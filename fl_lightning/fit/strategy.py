@@ -43,9 +43,8 @@ class FederatedStrategy(ReadableStrategy):
     as the mean number of optimizer steps of a client's visit (:attr:`FitDescription.steps_per_round`), and training
     stops at the end of the round.
 
-    A real federation is made of the same object: :class:`fl_lightning.FederatedServer` and
-    :class:`fl_lightning.FederatedClient` take it. There ``executor`` and ``timeout`` have no effect, ``partition`` is
-    refused, and ``on_client_error`` counts as ``"drop"``.
+    :class:`fl_lightning.FederatedServer` and :class:`fl_lightning.FederatedClient` take the same object. There
+    ``executor`` and ``timeout`` have no effect, ``partition`` is refused, and ``on_client_error`` is ``"drop"``.
 
     Args:
         algorithm: the method; default :class:`fl_lightning.algorithms.FedAvg`. It brings its server half and, if it

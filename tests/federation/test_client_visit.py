@@ -7,12 +7,12 @@ from typing import ClassVar
 import lightning as L
 import pytest
 import torch
-from support import Classifier, federated_blobs, fit, fresh, on_path
+from support import Classifier, federated_blobs, fit, fresh
 from test_federated_client import compare, message, one_client
 from test_module_state import Gathers, inside, made, one_round
 
 import fl_lightning as fl
-from fl_lightning.algorithms import SCAFFOLD, ClientReport, ClientRule, FedFa, FedLF
+from fl_lightning.algorithms import ClientReport, ClientRule, FedFa, FedLF
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers
 from fl_lightning.core.storage.declared import at_clients
 from fl_lightning.core.storage.per_client import plain
@@ -105,11 +105,6 @@ def test_an_evaluation_that_fails_leaves_generators_as_others_do():
             client.evaluate(message(1))
         drawn.append(torch.rand(3))
     assert torch.equal(*drawn)
-
-
-@pytest.mark.parametrize("method", [FedLF, SCAFFOLD])
-def test_rules_act_on_the_full_path_as_in_a_fit(method):
-    compare(method, rounds=2, client=SCAFFOLD, trainer=on_path(lean=False), options={"dropout": 0.3})
 
 
 def test_what_clients_send_besides_is_that_of_a_fit():

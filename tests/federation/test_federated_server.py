@@ -247,6 +247,8 @@ def test_one_strategy_serves_a_trainer_a_server_and_clients(tmp_path, monkeypatc
     clients = [fl.FederatedClient(fresh(seed=k, momentum=0.5), data, strategy, k, trainer=CPU) for k in range(4)]
     for _ in range(3):
         assert torch.equal(fitted(), expected)
+        files = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
         one_round(server, clients)
+        assert files == {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
     server.finish()
     assert torch.equal(weights(server.module), expected)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -95,15 +95,9 @@ class Mailbox:
                 break
             time.sleep(pause if left is None else min(pause, left))
             pause = min(1.5 * pause, _LONG)
-        for node in self.forget():
-            found[node] = Reply(failure=f"no reply within {timeout:g} s", silent=True)
-        return found
-
-    def forget(self) -> Iterable[int]:
-        """Waits for nobody any more; returns the nodes that had not replied."""
-        nodes = list(self._waiting.values())
+        lost = {node: Reply(failure=f"no reply within {timeout:g} s", silent=True) for node in self._waiting.values()}
         self._waiting.clear()
-        return nodes
+        return found | lost
 
 
 _PAUSE = 1.0

@@ -113,7 +113,7 @@ class FairStrategy:
         self._evaluation, self._every, self._test, self._bind = evaluation, evaluate_every, test, bind_keys
         self._loggers = [] if logger is None else [logger] if isinstance(logger, Logger) else list(logger)
         self._callbacks = callbacks
-        if self.server.needs.requery:
+        if self.server.options.needs.requery:
             rank_zero_warn(
                 f"{self.server.options.called} asks clients for losses in the middle of a round, at several points one "
                 "after the other. Over a network each point costs a message to every client of the round, and Flower "
@@ -157,7 +157,7 @@ class FairStrategy:
         keys = dict(extra["keys"]) if self._bind else None
         self._members = Members(grid, server, self._besides, self._join, keys)
         self._mailbox = Mailbox(grid)
-        self._members.gather(server.min_clients, self._join)
+        self._members.gather(server.options.min_clients, self._join)
         rank_zero_info(self.privacy)
         with run.running():
             while server.round < num_rounds:
@@ -173,7 +173,7 @@ class FairStrategy:
         due = index > 0 and index % self._every == 0 and self._evaluation != "none"
         stages: list[_Stage] = ["val"] if due else []
         cohort = server.open_round()
-        nodes = self._members.connected(cohort, server.min_clients, self._join)
+        nodes = self._members.connected(cohort, server.options.min_clients, self._join)
         orders = {client: partial(self._order, client, stages, trains=True) for client in nodes}
         if stages and self._evaluation == "all":
             others = self._members.nodes.keys() - set(cohort)
@@ -185,7 +185,7 @@ class FairStrategy:
         if stages:
             self._take_evaluations(answers, missing, "val", index)
         trained = {client: answer.trained or {} for client, answer in answers.items() if client in nodes}
-        asks = self._losses_at if server.needs.requery else None
+        asks = self._losses_at if server.options.needs.requery else None
         record = server.close_round(trained, {k: why for k, why in missing.items() if k in cohort}, asks, silent)
         self.records.append(record)
         self._run.closed(record)
@@ -193,7 +193,8 @@ class FairStrategy:
     def _order(self, client: int, stages: Sequence[_Stage], trains: bool) -> RecordDict:
         server = self.server
         message = server.message(client) if trains else server.evaluation_message(client)
-        evaluated = server.evaluated_params if trains and stages and not server.evaluates_params else None
+        others = trains and stages and server.evaluated_params is not message.params
+        evaluated = server.evaluated_params if others else None
         return packed(message, **vars(Order(trains, tuple(stages), evaluated)), **self._besides)
 
     def _asked(self, orders: Mapping[int, _Order]) -> tuple[dict[int, Answer], dict[int, str], set[int]]:
