@@ -277,6 +277,5 @@ class Visit(OneDevice):
         """Nothing: nobody writes checkpoints here."""
         return {}
 
-    def scheduler_states(self) -> list[dict[str, Any]] | None:
+    def save_start(self, checkpoint: dict[str, Any]) -> None:
         """Nothing."""
-        return None

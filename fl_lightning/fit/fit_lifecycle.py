@@ -8,11 +8,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from torch.optim import Optimizer
-
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.client_batches import ClientBatches
-from fl_lightning.clients.client_optimizers import scheduled_state
 from fl_lightning.clients.step_calls import ClientHooks
 from fl_lightning.core.layout import names_in
 from fl_lightning.core.records import RoundRecord
@@ -25,7 +22,6 @@ from fl_lightning.fit.fit import FederatedFit
 from fl_lightning.fit.loaders import RoundLoader, local_batches, refuse_undivided_data
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.round_start import RoundStart
-from fl_lightning.lightning.checkpoint_io import complete_last_checkpoints
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop, install
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.names import Trainer
@@ -163,13 +159,10 @@ class FitLifecycle:
         """What the open round has found; ``None`` if none is open."""
         return None if self._fit is None else self._fit.start
 
-    def scheduler_states(self) -> list[dict[str, Any]] | None:
-        """What a checkpoint holds of the learning-rate schedulers in an open round."""
-        return None if self._start is None else self._start.scheduler_states()
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What a checkpoint holds of a client optimizer: its scheduled options (learning rate), not its state."""
-        return scheduled_state(optimizer, None if self._start is None else self._start.options(optimizer))
+    def save_start(self, checkpoint: dict[str, Any]) -> None:
+        """In an open round: writes down what that has found of optimizers and schedulers."""
+        if self._start is not None:
+            self._start.save(checkpoint)
 
     @contextmanager
     def showing(self) -> Iterator[None]:
@@ -216,7 +209,6 @@ class FitLifecycle:
             # Lightning calls no hooks when nothing is left to do for a resumed fit.
             if not self._fit.finished and not interrupted:
                 self._fit.finish()
-                complete_last_checkpoints(self._trainer)
             self._fit.close()
             self.loop.progress.end_fit()
             self._fallback, self._last_round = self._fit.clients.fallback, self.last_round

@@ -30,55 +30,52 @@ def check_guards(guards: Sequence[Guard], most: int, who: str) -> None:
         who = f"the {most} clients at most whom {guard!r} leaves"
 
 
-class Guards:
-    """Runs the guards of a fit."""
+def guarded(
+    guards: Sequence[Guard],
+    cohort: Cohort,
+    rebuild: Callable[[list[int], bool], Cohort],
+    leave_out: Callable[[int, str], None],
+) -> tuple[Cohort, dict[str, float]]:
+    """Lets every guard see what the one before has left; rows change in place.
 
-    def __init__(self, guards: Sequence[Guard]) -> None:
-        self.each, kinds = guards, [type(guard).__name__ for guard in guards]
-        earlier = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
-        self._logged = [f"{kind}_{k + 1}" if k else kind for kind, k in zip(kinds, earlier, strict=True)]
+    Returns what the method sees, and numbers to log by the guard's class, with ``_2`` for the second of a class.
 
-    def guarded(
-        self, cohort: Cohort, rebuild: Callable[[list[int], bool], Cohort], leave_out: Callable[[int, str], None]
-    ) -> tuple[Cohort, dict[str, float]]:
-        """Lets every guard see what the one before has left; rows change in place.
+    ``rebuild`` makes the cohort anew, from the clients at these of its present places; its second argument says whether
+    rows have changed since their norms were taken. ``leave_out`` is called with each client's place in the cohort that
+    came in and the reason, also when a later guard raises CannotGuardError.
+    """
+    places, scalars, changed = list(range(len(cohort))), dict[str, float](), False
+    kinds = [type(guard).__name__ for guard in guards]
+    for index, guard in enumerate(guards):
+        earlier = kinds[:index].count(kinds[index])
+        verdict = guard.judge(cohort)
+        stay = verdict.kept(len(cohort))
+        for place, reason in sorted(verdict.left_out.items()):
+            leave_out(places[place], reason)
+        named = {"left_out": float(len(verdict.left_out)), **verdict.scalars}
+        scalars |= {f"{kinds[index]}{f'_{earlier + 1}' * (earlier > 0)}/{name}": each for name, each in named.items()}
+        places = [places[place] for place in stay]
+        if verdict.left_out or verdict.changes_rows:
+            changed = changed or verdict.changes_rows
+            cohort = rebuild(stay, changed)
+            verdict.change(cohort.updates.rows, stay)
+    return cohort, scalars
 
-        Returns what the method sees, and numbers to log by the guard's class, with ``_2`` for the second of a class.
 
-        ``rebuild`` makes the cohort anew, from the clients at these of its present places; its second argument says
-        whether rows have changed since their norms were taken. ``leave_out`` is called with each client's place in the
-        cohort that came in and the reason, also when a later guard raises CannotGuardError.
-        """
-        places, scalars, changed = list(range(len(cohort))), dict[str, float](), False
-        for guard, logged in zip(self.each, self._logged, strict=True):
-            verdict = guard.judge(cohort)
-            stay = verdict.kept(len(cohort))
-            for place, reason in sorted(verdict.left_out.items()):
-                leave_out(places[place], reason)
-            named = {"left_out": float(len(verdict.left_out)), **verdict.scalars}
-            scalars |= {f"{logged}/{name}": value for name, value in named.items()}
-            places = [places[place] for place in stay]
-            if verdict.left_out or verdict.changes_rows:
-                changed = changed or verdict.changes_rows
-                cohort = rebuild(stay, changed)
-                verdict.change(cohort.updates.rows, stay)
-        return cohort, scalars
+def guard_states(guards: Sequence[Guard], columns: Columns) -> dict[str, Any]:
+    """What a checkpoint holds of each guard."""
+    return {name: kept.saved(guard, columns) for name, guard in _named(guards)}
 
-    def reset(self) -> None:
-        """A fresh fit begins."""
-        for guard in self.each:
-            kept.reset(guard)
 
-    def state_dict(self, columns: Columns) -> dict[str, Any]:
-        """What a checkpoint holds of each guard."""
-        return {name: kept.saved(guard, columns) for name, guard in self._named()}
+def load_guard_states(
+    guards: Sequence[Guard], states: Mapping[str, Any], columns: Columns, ids: Mapping[int, int]
+) -> None:
+    """Restores what :func:`guard_states` returned; guards that it lacks begin anew."""
+    for name, guard in _named(guards):
+        kept.reset(guard)
+        if name in states:
+            kept.restore(guard, states[name], columns, ids)
 
-    def load_state_dict(self, states: Mapping[str, Any], columns: Columns, ids: Mapping[int, int]) -> None:
-        """Restores what :meth:`state_dict` returned; guards that it lacks begin anew."""
-        self.reset()
-        for name, guard in self._named():
-            if name in states:
-                kept.restore(guard, states[name], columns, ids)
 
-    def _named(self) -> list[tuple[str, Guard]]:
-        return [(f"{type(guard).__name__} {place}", guard) for place, guard in enumerate(self.each)]
+def _named(guards: Sequence[Guard]) -> list[tuple[str, Guard]]:
+    return [(f"{type(guard).__name__} {place}", guard) for place, guard in enumerate(guards)]

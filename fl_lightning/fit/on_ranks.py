@@ -29,6 +29,7 @@ from fl_lightning.core.storage import kept
 from fl_lightning.core.tensors import checksum, checksums
 from fl_lightning.core.updates import Columns
 from fl_lightning.fit.client_side import ClientSide
+from fl_lightning.fit.guarding import guard_states
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.server import Server
 from fl_lightning.lightning.fit_description import FitDescription, plain
@@ -149,7 +150,7 @@ def checksums_of(options: FitOptions, server: Server, clients: ClientSide) -> di
     held: dict[str, Any] = {
         "the global parameters": clients.runner.global_params,
         "buffers": clients.buffers.global_values(),
-        "guards": kept.common(server.guards.state_dict(columns)),
+        "guards": kept.common(guard_states(options.guards, columns)),
         type(rule).__name__: kept.common(kept.saved(rule, columns)),
         "server_optimizer": optimizer and optimizer.state_dict(),
         "skipped_rounds": server.failures.skipped_rounds,

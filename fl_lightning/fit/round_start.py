@@ -6,11 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch.optim import Optimizer
-
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
-from fl_lightning.clients.client_optimizers import group_options
+from fl_lightning.clients.client_optimizers import group_options, scheduled_state
 from fl_lightning.clients.schedules import SchedulerStates
 from fl_lightning.lightning.inspection import is_overridden, users_callback
 from fl_lightning.lightning.names import Trainer
@@ -42,18 +40,13 @@ class RoundStart:
         """The module's state dictionary with the buffers as they were."""
         return {name: self._buffers.get(name, value) for name, value in state.items()}
 
-    def options(self, optimizer: Optimizer) -> list[dict[str, Any]] | None:
-        """What an optimizer's parameter groups had beside parameters; ``None`` if it is new."""
-        return self._options.get(optimizer)
-
-    def scheduler_states(self) -> list[dict[str, Any]]:
-        """What checkpoints hold of the learning-rate schedulers."""
+    def save(self, checkpoint: dict[str, Any]) -> None:
+        """Writes down the optimizers' options and the states of schedulers."""
         present = self._schedulers.take()
         self._schedulers.put(self._known)
-        try:
-            return [config.scheduler.state_dict() for config in self._configs]
-        finally:
-            self._schedulers.put(present)
+        checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in self._configs]
+        self._schedulers.put(present)
+        checkpoint["optimizer_states"] = [scheduled_state(*each) for each in self._options.items()]
 
     def put_back(self) -> None:
         """Brings parameters, buffers, optimizers' options and schedulers back."""

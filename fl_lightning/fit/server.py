@@ -24,7 +24,7 @@ from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.storage import kept
 from fl_lightning.data.cohort_samplers import Selection
 from fl_lightning.fit.global_step import GlobalStep, RefusedStepError
-from fl_lightning.fit.guarding import Guards
+from fl_lightning.fit.guarding import guard_states, guarded, load_guard_states
 from fl_lightning.fit.memory import memory_plan
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.uploads import Failures, Round, UsableUploads, stacked, usable
@@ -51,7 +51,7 @@ class Server:
         if options.attack is not None:
             options.attack.check(num_clients)
         options.check_rounds(len(rows), sizes)
-        self.guards, self.failures = Guards(options.guards), Failures(options, num_clients)
+        self.failures = Failures(options, num_clients)
         self._step = GlobalStep(binding, options.server_optimizer)
         self.num_samples: int | None = None  # of all registered clients, if known
 
@@ -99,9 +99,8 @@ class Server:
 
     def reset(self) -> None:
         """Begins anew."""
-        kept.reset(self._algorithm)
-        kept.reset(self._rule)
-        self.guards.reset()
+        for part in (self._algorithm, self._rule, *self._options.guards):
+            kept.reset(part)
 
     def states(self) -> dict[str, Any]:
         """What a bit-exact continuation needs of the method, the guards and the server optimizer."""
@@ -109,7 +108,7 @@ class Server:
         return {
             "algorithm": kept.saved(self._algorithm, columns),
             "client_rule": kept.saved(self._rule, columns),
-            "guards": self.guards.state_dict(columns),
+            "guards": guard_states(self._options.guards, columns),
             "server_optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
             "skipped_rounds": self.failures.skipped_rounds,
             "failed_rounds": self.failures.failed_rounds,
@@ -120,8 +119,8 @@ class Server:
         columns = self._rows.columns
         for name, rule in (("algorithm", self._algorithm), ("client_rule", self._rule)):
             kept.restore(rule, states[name], columns, ids)
-        self.guards.load_state_dict(states.get("guards", {}), columns, ids)
-        for part in (self._algorithm, self._rule, *self.guards.each):
+        load_guard_states(self._options.guards, states.get("guards", {}), columns, ids)
+        for part in (self._algorithm, self._rule, *self._options.guards):
             kept.among(part, self._num_clients)
         self.failures.skipped_rounds = states.get("skipped_rounds", 0)
         self.failures.failed_rounds = states.get("failed_rounds", 0)
@@ -145,7 +144,7 @@ class Server:
             reason = f"{count} usable report{'s' * (count > 1)}, fewer than min_clients={self._options.min_clients}"
             reason = reason if uploads else "no usable report"
             return skipped(current, uploads, f"had {reason}", reason, current.trained > 0 and count == 0)
-        settle = kept.tentatively(self._algorithm, self._rule, *self.guards.each)
+        settle = kept.tentatively(self._algorithm, self._rule, *self._options.guards)
         try:
             cohort, reports, scalars = self._guarded(current, reports)
         except BaseException as flaw:
@@ -243,7 +242,7 @@ class Server:
             places = list(range(len(cohort)))
             cohort = self._cohort(current, reports, places, None)
             left = reports = replace(reports, norms=cohort.updates.norms().cpu())
-        cohort, scalars = self.guards.guarded(cohort, rebuilt, left_out)
+        cohort, scalars = guarded(self._options.guards, cohort, rebuilt, left_out)
         return cohort, left, scalars
 
     def _aggregate(self, cohort: Cohort) -> tuple[Tensor, float]:

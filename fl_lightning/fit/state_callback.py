@@ -20,11 +20,11 @@ class SavedFit(Protocol):
     def states(self) -> Mapping[str, Any]:
         """What a checkpoint holds of it."""
 
-    def scheduler_states(self) -> list[dict[str, Any]] | None:
-        """What it holds of the learning-rate schedulers; ``None`` if that is what they say themselves."""
-
     def begin_round(self) -> None:
         """The first hook of a round is about to run."""
+
+    def save_start(self, checkpoint: dict[str, Any]) -> None:
+        """In an open round: writes down what that has found of optimizers and schedulers."""
 
     def finish(self) -> None:
         """All rounds are over."""
@@ -65,12 +65,10 @@ class FederatedState(Callback):
         self.loaded = dict(state_dict)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """In an open round, counters and schedulers are saved as they were when it began."""
+        """In an open round, all is saved as it was when that began."""
         if self.progress.start is not None:
             checkpoint["loops"]["fit_loop"], checkpoint["global_step"] = self.progress.start, self.progress.steps_before
-        states = self._fit.scheduler_states()
-        if states is not None:
-            checkpoint["lr_schedulers"] = states
+            self._fit.save_start(checkpoint)
 
     # ---- where in the round we are; first in the list, so no hook of a round has run yet when it begins
 

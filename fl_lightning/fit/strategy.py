@@ -16,7 +16,7 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.arguments import ANY, Bounds, Example, checked
 from fl_lightning.clients.base import Executor, Sequential
-from fl_lightning.clients.client_optimizers import load_scheduled_states
+from fl_lightning.clients.client_optimizers import load_scheduled_states, scheduled_state
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
 from fl_lightning.fit.checks import check_trainer
@@ -245,7 +245,7 @@ class FederatedStrategy(ReadableStrategy):
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Client optimizers are not part of the global state; their scheduled options (learning rate) are."""
-        return self._fits.optimizer_state(optimizer)
+        return scheduled_state(optimizer)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Restores the scheduled options.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from resuming import ALGORITHMS, Project, SaveAt, assert_equal, differences
+from resuming import ALGORITHMS, Project, SaveAt, differences
 from support import Blobs, Classifier, federated_blobs, fresh, place_of_client, quiet_trainer, weights
 from torch import nn
 
@@ -377,45 +377,3 @@ def test_interruptions_cost_no_finished_round(uninterrupted, where, error):
     assert progress.total == progress.current
     assert {progress.total.ready, progress.total.started, progress.total.processed, progress.total.completed} == {4}
     assert trainer.fit_loop.epoch_loop._batches_that_stepped == whole["counters"]["epoch_loop.state_dict"]
-
-
-def test_a_checkpoint_after_an_interruption_is_as_good_as_any(tmp_path):
-    project = Project(FailingRule, Classifier)
-    whole = project.fit(tmp_path, 3)
-    module = fresh(type("Failing", (Interrupted,), {"where": "training", "error": RuntimeError}))
-    trainer = quiet_trainer(fl.FederatedStrategy(FailingRule(), clients_per_round=3, seed=5), 3)
-    with pytest.raises(fl.ClientError, match="interrupted here"):
-        trainer.fit(module, federated_blobs())
-    trainer.save_checkpoint(tmp_path / "later.ckpt")
-    resumed = project.fit(tmp_path, 3, ckpt_path=tmp_path / "later.ckpt")
-    assert_equal(resumed, whole)
-    assert resumed.rows[0][1]["epoch"] == 1
-
-
-# ---- nothing left to do
-
-
-@pytest.mark.parametrize("killed", ["before last.ckpt", "in last.ckpt", "in the first last.ckpt"])
-def test_a_resumed_fit_with_nothing_left_completes_last(tmp_path, killed):
-    def trainer():
-        saving = ModelCheckpoint(tmp_path, save_last=True, save_top_k=-1, filename="{epoch}")
-        return quiet_trainer(
-            fl.FederatedStrategy(clients_per_round=3), 2, callbacks=[saving], enable_checkpointing=True
-        )
-
-    trainer().fit(fresh(), federated_blobs())
-    last, newest = tmp_path / "last.ckpt", tmp_path / "epoch=1.ckpt"
-    if killed == "in the first last.ckpt":
-        last.unlink()
-    else:
-        last.write_bytes((tmp_path / "epoch=0.ckpt").read_bytes())
-        dated(last, 100)
-    if killed != "before last.ckpt":
-        (tmp_path / "last.ckpt.part").write_bytes(b"PK")
-    resumed = trainer()
-    resumed.fit(fresh(seed=3), federated_blobs(), ckpt_path=newest)
-    assert last.read_bytes() == newest.read_bytes()
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["epoch=0.ckpt", "epoch=1.ckpt", "last.ckpt"]
-    written = last.stat().st_mtime_ns
-    trainer().fit(fresh(seed=3), federated_blobs(), ckpt_path=newest)
-    assert last.stat().st_mtime_ns == written, "a newer one is left alone"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A resumed fit equals the uninterrupted one bit for bit, wherever the checkpoint was taken."""
 
-import csv
 import inspect
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from cases import in_turn
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint, OnExceptionCheckpoint
-from lightning.pytorch.loggers import CSVLogger
 from resuming import ALGORITHMS, ALL_HOOKS, SaveAt, assert_equal, by_step, differences
 from support import Classifier, Manual, federated_blobs, fresh, place_of_client, quiet_trainer
 from torchmetrics.classification import MulticlassAccuracy
@@ -273,39 +271,12 @@ def test_after_the_fit(tmp_path):
     assert len(resumed.rows) == 2 * 3  # two rounds: their record, their clients, validation
 
 
-@pytest.mark.parametrize("hook", ["on_train_batch_end-2", "on_validation_start", "on_train_epoch_end"])
-def test_the_round_that_reaches_max_steps_still_ends(tmp_path, hook):
-    # Lightning stops at once when a checkpoint has max_steps, whatever is left of the epoch.
-    project = Project(module=Plateau, trainer={"max_epochs": -1, "max_steps": 5})  # a round counts as 3
-    whole = check(project, tmp_path, (hook,), round_index=1)
+@pytest.mark.parametrize("limits", [{"max_epochs": 2}, {"max_epochs": -1, "max_steps": 5}])  # a round counts as 3
+def test_the_last_round_still_ends(tmp_path, limits):
+    # Lightning stops at once when a checkpoint has reached a limit: learning rate and rows of the round would be lost.
+    hooks = ("on_train_batch_end-2", "on_validation_start", "on_validation_end", "on_train_epoch_end")
+    whole = check(Project(module=Plateau, trainer=limits), tmp_path, hooks)
     assert whole.trainer.current_epoch == 2
-
-
-@pytest.mark.parametrize("hook", ["on_validation_end", "on_train_epoch_end"])
-def test_the_last_round_still_ends(tmp_path, hook):
-    # From the end of the last epoch Lightning has nothing to do: it would lose the learning rate and the last row.
-    check(Project(module=Plateau, rounds=2), tmp_path, (hook,), round_index=1)
-
-
-def test_csv_log(tmp_path):
-    def rows(folder, rounds, ckpt_path=None):
-        trainer = quiet_trainer(
-            fl.FederatedStrategy(fl.algorithms.FedLF(), clients_per_round=3, seed=5), rounds,
-            logger=CSVLogger(tmp_path, name="", version=folder), enable_checkpointing=True,
-            callbacks=[ModelCheckpoint(tmp_path / f"{folder}-files", save_on_train_epoch_end=False)],
-        )  # fmt: skip
-        trainer.fit(fresh(log=True, seed=0 if ckpt_path is None else 9), federated_blobs(), ckpt_path=ckpt_path)
-        with (tmp_path / folder / "metrics.csv").open() as file:
-            found = list(csv.DictReader(file))
-        return [{k: v for k, v in row.items() if v and k != "fed/seconds"} for row in found]
-
-    whole, _ = rows("whole", 4), rows("first", 2)
-    resumed = rows("resumed", 4, fl.newest_checkpoint(tmp_path / "first-files"))
-    assert len(resumed) > 8
-    assert resumed == whole[-len(resumed) :]
-    assert {"fed/conflicts", "fed/val_acc/angle", "val_loss", "train_loss", "step"} <= {
-        k for row in resumed for k in row
-    }
 
 
 # ---- what hooks of a round's start change

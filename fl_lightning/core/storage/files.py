@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -45,16 +44,6 @@ def write_whole(path: Path, content: object, private: bool = False) -> None:
 def write_text(path: Path, text: str) -> None:
     """Writes a text as :func:`write_whole` writes a file."""
     _write(path, lambda file: file.write(text.encode()), private=False)
-
-
-def copy_whole(source: Path, path: Path) -> None:
-    """Copies a file as :func:`write_whole` writes one."""
-
-    def copy(file: BinaryIO) -> None:
-        with source.open("rb") as original:
-            shutil.copyfileobj(original, file)
-
-    _write(path, copy, private=False)
 
 
 def _write(path: Path, fill: Callable[[BinaryIO], object], private: bool) -> None:
