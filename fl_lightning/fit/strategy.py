@@ -28,7 +28,7 @@ from fl_lightning.fit.on_ranks import check_same_data
 from fl_lightning.fit.options import COHORT, FitOptions
 from fl_lightning.fit.readable import ReadableStrategy, remembered
 from fl_lightning.fit.state_callback import FederatedState
-from fl_lightning.lightning.checkpoint_io import check_resumable, keep_names_in_one_folder
+from fl_lightning.lightning.checkpoint_io import check_resumable
 from fl_lightning.lightning.names import TREE, LightningModule, RunningStage, StrategyRegistry, Trainer, TrainerFn
 
 
@@ -189,7 +189,6 @@ class FederatedStrategy(ReadableStrategy):
         self._state.attach(self._fits.install(trainer).progress)
         if self._state not in trainer.callbacks:  # type: ignore[attr-defined]
             trainer.callbacks.insert(0, self._state)  # type: ignore[attr-defined]
-        keep_names_in_one_folder(trainer, "fed/")
         self._data.divide(trainer)
         self.take_limits(trainer)
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -16,7 +15,7 @@ from torch import Tensor
 from fl_lightning.arguments import checked
 from fl_lightning.core.storage.files import read_whole, write_whole
 from fl_lightning.core.tensors import not_finite
-from fl_lightning.lightning.names import ModelCheckpoint, Trainer, lightning_module, rank_zero_warn
+from fl_lightning.lightning.names import lightning_module, rank_zero_warn
 
 if TYPE_CHECKING:
     from lightning.pytorch.plugins.io import TorchCheckpointIO
@@ -25,7 +24,6 @@ else:
 
 STATE_KEY = "fl_lightning"
 """Names the federated state among the callbacks' states of a checkpoint."""
-_GROUP = re.compile(r"\{([^{}:]+)(:[^{}]*)?\}")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -120,29 +118,3 @@ def _newest_first(files: Iterable[Path]) -> list[Path]:
         with suppress(OSError):  # a link to a file that is gone
             dated.append((file.stat().st_mtime_ns, file.name, file))
     return [file for *_, file in sorted(dated, reverse=True)]
-
-
-def keep_names_in_one_folder(trainer: Trainer, prefix: str) -> None:
-    """Lets patterns such as ``"{epoch}-{fed/val_acc/worst_5:.2f}"`` name files.
-
-    Lightning writes the name of a number before its value (``auto_insert_metric_name``), and the slashes in it would
-    make folders. Names that begin with ``prefix`` are written with ``_`` in the place of ``/``.
-    """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if not isinstance(callback, ModelCheckpoint) or not callback.auto_insert_metric_name:
-            continue
-        patterns = {"filename": callback.filename, "CHECKPOINT_NAME_LAST": callback.CHECKPOINT_NAME_LAST}
-        if not any(name.startswith(prefix) for p in patterns.values() for name, _ in _GROUP.findall(p or "")):
-            continue
-        callback.auto_insert_metric_name = False
-        for attribute, pattern in patterns.items():
-            setattr(callback, attribute, _spelled_out(callback, pattern, prefix))
-
-
-def _spelled_out(callback: Any, pattern: str | None, prefix: str) -> str | None:
-    def spell(found: re.Match[str]) -> str:
-        name = found[1]
-        shown = name.replace("/", "_") if name.startswith(prefix) else name
-        return f"{shown}{callback.CHECKPOINT_EQUALS_CHAR}{found[0]}"
-
-    return None if pattern is None else _GROUP.sub(spell, pattern)

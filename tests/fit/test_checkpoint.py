@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoint files: what is in them, who can read them, and which of them a fit may go on from."""
 
-import importlib
 import os
 import signal
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -23,31 +21,7 @@ from fl_lightning.lightning.checkpoint_io import AtomicCheckpointIO
 # ---- what is in a file
 
 
-# Every method's files are read with weights_only by tests/fit/test_resume.py.
-@pytest.mark.parametrize("algorithm", ["FedLF", "FedMDFG", "SCAFFOLD", "MMPF"])
-def test_files_load_with_weights_only(tmp_path, algorithm):
-    needs = ALGORITHMS[algorithm]().needs
-    project = Project(
-        ALGORITHMS[algorithm],
-        options={"momentum": 0.9, "norm": True, "log": True},
-        strategy={
-            "client_optimizer_state": "reset" if needs.full_gradients else "keep",
-            "server_optimizer": None if needs.exact_step else partial(torch.optim.Adam, lr=0.1),
-            "fairness_metric": "val_acc",
-        },
-    )
-    hooks = ("on_train_batch_end-1", "on_validation_start", "on_validation_end", "on_train_epoch_end")
-    saver = SaveAt(tmp_path, 1, hooks)
-    project.fit(tmp_path, rounds=2, extra=(saver, ModelCheckpoint(tmp_path / "files"))).save(tmp_path / "after.ckpt")
-    files = list(tmp_path.rglob("*.ckpt"))
-    assert len(files) == 6
-    for file in files:
-        content = torch.load(file, weights_only=True)
-        assert {"state_dict", "loops", "callbacks", "optimizer_states"} <= set(content)
-        states = content["callbacks"]["fl_lightning"]
-        assert needs.exact_step or states["server_optimizer"]["state"]
-        assert bool(states["client_optimizers"]) == (not needs.full_gradients)
-        assert set(Classifier.load_from_checkpoint(file).state_dict()) == set(content["state_dict"])
+# Every method's files are read with weights_only by tests/fit/test_resume.py, so they need nothing of this package.
 
 
 @pytest.mark.parametrize("algorithm", [partial(fl.algorithms.AFL, 0.1), partial(fl.algorithms.MMPF, inner_rounds=2)])
@@ -108,72 +82,6 @@ def test_a_file_is_as_large_as_the_weights_and_the_state(tmp_path):
         assert len(found) == 9
         assert max(found.values()) < copies * weights_size + 40_000, found
         assert min(found.values()) > weights_size
-
-
-MODULE = """
-import lightning as L
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, random_split
-
-
-class Alone(L.LightningModule):
-    def __init__(self, width=8):
-        super().__init__()
-        self.save_hyperparameters()
-        self.net = nn.Sequential(nn.Linear(12, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 4))
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-"""
-LOADER = """
-import sys
-
-
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "fl_lightning":
-            raise ModuleNotFoundError("No module named 'fl_lightning'", name="fl_lightning")
-
-
-sys.meta_path.insert(0, Missing())
-from alone import Alone
-
-model = Alone.load_from_checkpoint(sys.argv[1])
-assert not any(name.split(".")[0] == "fl_lightning" for name in sys.modules)
-print(model.hparams.width, repr(float(sum(t.double().sum() for t in model.state_dict().values()))))
-"""
-
-
-@pytest.fixture
-def alone(tmp_path, monkeypatch):
-    """A checkpoint of a module whose file knows nothing of this package, and the sum of its weights."""
-    (tmp_path / "alone.py").write_text(MODULE)
-    (tmp_path / "load.py").write_text(LOADER)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "alone", raising=False)
-    module = importlib.import_module("alone").Alone
-    project = Project(ALGORITHMS["FedLF"], module, {"width": 6}, callbacks=lambda f: [ModelCheckpoint(f)])
-    outcome = project.fit(tmp_path / "files", rounds=2)
-    (file,) = (tmp_path / "files").glob("*.ckpt")
-    return tmp_path, file, float(sum(t.double().sum() for t in outcome.module.state_dict().values()))
-
-
-@pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but")
-def test_the_model_loads_without_this_package(alone, monkeypatch, capsys):
-    folder, file, total = alone
-    for name in [name for name in sys.modules if name.split(".")[0] == "fl_lightning"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "argv", ["load.py", str(file)])
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    exec((folder / "load.py").read_text(), {})
-    width, found = capsys.readouterr().out.split()
-    assert (int(width), float(found)) == (6, total)
-    with pytest.raises(ModuleNotFoundError, match="No module named 'fl_lightning'"):
-        importlib.import_module("fl_lightning.fit.strategy")
 
 
 def test_a_stock_trainer_goes_on_from_a_federated_file(tmp_path):

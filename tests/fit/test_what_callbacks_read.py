@@ -3,12 +3,11 @@
 
 import copy
 import pickle
-import re
 
 import lightning as L
 import pytest
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ThroughputMonitor
-from support import Blobs, federated_blobs, fit
+from lightning.pytorch.callbacks import Callback, ThroughputMonitor
+from support import Blobs, fit
 
 import fl_lightning as fl
 from fl_lightning.lightning.batches import ClientTask
@@ -83,28 +82,3 @@ def test_tasks_are_copied_and_pickled():
     assert copy.deepcopy(task) == pickle.loads(pickle.dumps(task)) == task
     assert not hasattr(task, "image")
     assert len(task) == 2
-
-
-# ---- names of checkpoints
-
-
-@pytest.mark.parametrize(
-    ("pattern", "shown"),
-    [("{epoch}-{fed/val_acc/mean:.2f}", "epoch=N-fed_val_acc_mean=N"), ("{epoch}-{val_acc:.2f}", "epoch=N-val_acc=N")],
-)
-def test_numbers_of_rounds_in_file_names_make_no_folders(tmp_path, pattern, shown):
-    keep = ModelCheckpoint(tmp_path, filename=pattern, save_top_k=-1, save_last=True)
-    fit(rounds=2, callbacks=[keep], enable_checkpointing=True)
-    files = [path.stem for path in tmp_path.iterdir() if path.is_file()]
-    assert len(files) == len(list(tmp_path.iterdir())) == 3
-    assert {re.sub(r"\d+(\.\d+)?", "N", file) for file in files} == {shown, "last"}
-
-
-def test_names_are_spelled_out_once_and_as_the_user_wants(tmp_path):
-    keep = ModelCheckpoint(tmp_path, filename="{epoch}-{fed/clients}-{val/loss:.2f}")
-    plain = ModelCheckpoint(tmp_path, filename="r{fed/clients}", every_n_epochs=2, auto_insert_metric_name=False)
-    for _ in range(2):
-        fit(rounds=1, callbacks=[keep, plain], enable_checkpointing=True, data=federated_blobs())
-    assert keep.filename == "epoch={epoch}-fed_clients={fed/clients}-val/loss={val/loss:.2f}"
-    assert not keep.auto_insert_metric_name
-    assert plain.filename == "r{fed/clients}"
