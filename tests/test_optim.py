@@ -134,15 +134,3 @@ def test_a_fit_follows_the_paper(kind):
     deltas = [(-step.double()).tolist() for step in rule.steps]
     expected = torch.tensor(algorithm2(kind, start, deltas, 0.9, 0.99), dtype=torch.float64)
     torch.testing.assert_close(weights(module), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_fedavgm_is_torchs_sgd():
-    module, rule = fresh(), Recorder("uniform")
-    x = torch.nn.utils.parameters_to_vector(module.parameters()).detach().double()
-    server = partial(torch.optim.SGD, lr=0.7, momentum=0.9)
-    training_only(fl.FederatedStrategy(rule, seed=5, server_optimizer=server), 4).fit(module, federated_blobs())
-    v = torch.zeros_like(x)
-    for step in rule.steps:  # Hsu, Qi, Brown 2019: v <- beta v + Delta, w <- w - lr v
-        v = 0.9 * v + step.double()
-        x = x - 0.7 * v
-    torch.testing.assert_close(weights(module), x, rtol=1e-4, atol=1e-5)

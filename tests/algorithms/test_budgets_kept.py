@@ -3,10 +3,11 @@
 
 import logging
 
+import lightning as L
 import pytest
 import torch
 from support import fresh, weights
-from test_fcfl_fit import Loans, SaveAfter, data, fit_loans, table
+from test_fcfl_fit import Loans, data, fit_loans, table
 
 from fl_lightning.algorithms import FCFL, FairReg
 from fl_lightning.core.errors import ClientError
@@ -108,6 +109,15 @@ def test_no_warning_where_budgets_are_kept_and_no_line_without_budgets(caplog, r
         fit_loans(FCFL(None), 2)
     assert sum("true disparity" in record.message for record in caplog.records) == 1
     assert not [warning for warning in recwarn if "above its budget" in str(warning.message)]
+
+
+class SaveAfter(L.Callback):
+    def __init__(self, path, rounds):
+        self.path, self.rounds = path, rounds
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        if trainer.current_epoch == self.rounds - 1:
+            trainer.save_checkpoint(self.path)
 
 
 def test_the_line_of_a_resumed_fit_has_the_clients_of_before(tmp_path, caplog):

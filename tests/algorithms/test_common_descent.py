@@ -8,7 +8,7 @@ from algorithm_cohorts import SIZES, make_cohort, random_rows
 from qp_cases import shortest_point
 
 from fl_lightning.algorithms import FedLF, FedMDFG
-from fl_lightning.algorithms._shared.common_descent import common_descent, fair_weights, loss_angle
+from fl_lightning.algorithms._shared.common_descent import fair_weights, loss_angle
 from fl_lightning.algorithms._shared.rows import rounding_error
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.ops.live_rows import row_norms
@@ -53,22 +53,6 @@ def test_fair_weights_are_the_gradient_of_minus_the_cosine():
 )
 def test_fair_weights_are_undefined_for_equal_losses(losses):
     assert fair_weights(vector(*losses)) is fair_weights(vector(*losses), cosine=True) is None
-
-
-def test_direction_is_the_shortest_vector_of_the_hull():
-    """Two blocks at once, a row left out of each, and a fair row."""
-    rows = random_rows(5, 81).reshape(5, 2, 46).transpose(0, 1)
-    gram = rows @ rows.mT
-    scale = torch.tensor([[1.0, 0.0, 2.0, 0.5, 1.0], [0.0, 1.0, 1.0, 1.0, 0.0]], dtype=torch.float64)
-    weights = vector(0.3, 0.8, -0.9, 0.1)
-    found = common_descent(gram, make_cohort(random_rows(4, 1)), weights, scale)
-    assert found.solved.all()
-    assert found.fair.all()
-    for block in range(2):
-        hull = [s * row for s, row in zip(scale[block], rows[block], strict=True) if s]
-        hull.append((weights * scale[block, :4]) @ rows[block, :4])
-        expected = torch.from_numpy(shortest_point(torch.stack(hull).numpy()))
-        torch.testing.assert_close(found.coeff[block] @ rows[block], expected)
 
 
 def test_rounding_error_of_half_precision_is_that_of_float32():

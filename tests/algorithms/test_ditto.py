@@ -116,25 +116,22 @@ class Drawing(Classifier):
         super().validation_step((x + 0.1 * torch.randn_like(x), y), batch_idx)
 
 
-@pytest.mark.parametrize("options", [on_path(True), on_path(False)], ids=["lean", "full"])
 @pytest.mark.fit
-def test_the_global_model_is_fedavg_bit_for_bit(options):
-    module, strategy = fit_method(Ditto(), module=fresh(Drawing, momentum=0.5), **options)
-    plain, _ = fit_method(FedAvg("uniform"), module=fresh(Drawing, momentum=0.5), **options)
-    assert torch.equal(weights(module), weights(plain))
-    ours, theirs = module.trainer.callback_metrics, plain.trainer.callback_metrics
-    same = [name for name in theirs if name != "fed/seconds"]
-    assert all(torch.equal(ours[name], theirs[name]) for name in same)
-    assert {name for name in ours if name not in theirs} == {n for n in ours if n.startswith("fed/personal/")}
-    assert len(strategy.client_rule.own) > 3
-
-
-@pytest.mark.fit
-def test_lean_and_full_path_agree():
-    ours = [fit_method(Ditto(), **options)[1].client_rule.own for options in (on_path(True), on_path(False))]
-    assert ours[0].keys() == ours[1].keys()
-    for client, model in ours[0].items():
-        torch.testing.assert_close(model.params, ours[1][client].params, rtol=0, atol=1e-6)
+def test_the_global_model_is_fedavg_bit_for_bit_and_both_paths_agree_on_personal_ones():
+    found = []
+    for options in (on_path(True), on_path(False)):
+        module, strategy = fit_method(Ditto(), module=fresh(Drawing, momentum=0.5), **options)
+        plain, _ = fit_method(FedAvg("uniform"), module=fresh(Drawing, momentum=0.5), **options)
+        assert torch.equal(weights(module), weights(plain))
+        ours, theirs = module.trainer.callback_metrics, plain.trainer.callback_metrics
+        same = [name for name in theirs if name != "fed/seconds"]
+        assert all(torch.equal(ours[name], theirs[name]) for name in same)
+        assert {name for name in ours if name not in theirs} == {n for n in ours if n.startswith("fed/personal/")}
+        found.append(strategy.client_rule.own)
+    assert found[0].keys() == found[1].keys()
+    assert len(found[0]) > 3
+    for client, model in found[0].items():
+        torch.testing.assert_close(model.params, found[1][client].params, rtol=0, atol=1e-6)
 
 
 def personal_metrics(strategy, module, stage, data):

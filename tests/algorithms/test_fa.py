@@ -4,7 +4,6 @@ import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows
 from scipy.optimize import linprog
-from support import Blobs, fresh, training_only, weights
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -152,24 +151,6 @@ def test_bases_without_samples_get_nothing_and_impossible_bounds_are_counted():
     assert len(tight.client_rule().a) == 0
     kept.reset(tight.client_rule())
     assert tight.client_rule().relaxed == 0
-
-
-@pytest.mark.fit
-def test_it_fits_and_resumes(tmp_path):
-    def fit(rounds, seed=0, **more):
-        module = fresh(seed=seed)
-        data = fl.FederatedDataModule(Blobs(train=120), fl.data.Dirichlet(4, 1.0), seed=0)
-        strategy = fl.FederatedStrategy(FA(torch.eye(12)[:4] * 2, sigma=3.0), clients_per_round=3, seed=2)
-        trainer = training_only(strategy, rounds)
-        trainer.fit(module, data, **more)
-        return module, trainer
-
-    whole, trainer = fit(3)
-    assert len(trainer.strategy.client_rule.a) == 4
-    _, early = fit(2)
-    early.save_checkpoint(tmp_path / "two.ckpt")
-    resumed, _ = fit(3, seed=5, ckpt_path=tmp_path / "two.ckpt")
-    assert torch.equal(weights(whole), weights(resumed))
 
 
 def test_what_does_not_fit_is_named():

@@ -122,33 +122,6 @@ def test_the_loop_sees_every_case_of_stage_1():
     assert {case for budget in BUDGETS for case in loop(8, budget)[1]} == {"feasible", "agree", "oppose"}
 
 
-class SaveAfter(L.Callback):
-    def __init__(self, path, rounds):
-        self.path, self.rounds = path, rounds
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        if trainer.current_epoch == self.rounds - 1:
-            trainer.save_checkpoint(self.path)
-
-
-METHODS = {"FCFL": lambda: FCFL(0.05, stage1_rounds=2), "FairReg": lambda: FairReg(0.5, "eo")}
-
-
-@pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
-@pytest.mark.parametrize("after", [1, 2])
-def test_three_rounds_resume_bit_for_bit(tmp_path, make, after):
-    whole, _, trainer = fit_loans(make())
-    path = tmp_path / "round.ckpt"
-    fit_loans(make(), callbacks=[SaveAfter(path, after)])
-    resumed, _, again = fit_loans(make(), module=fresh(Loans, seed=9), ckpt_path=path)
-    assert torch.equal(weights(whole), weights(resumed))
-    one, two = (t.strategy.last_round.scalars for t in (trainer, again))
-    assert one == two
-    if "stage" in one:
-        assert one["stage"] == 2
-    assert not torch.equal(weights(whole), weights(fresh(Loans)))
-
-
 def test_disparities_are_measured_in_eval_mode_and_nothing_is_logged():
     Loans.modes.clear()
     module, _, trainer = fit_loans(FCFL(0.1), 2, module=fresh(Loans, batch_norm=True), buffers="mean")

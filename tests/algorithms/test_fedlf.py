@@ -10,25 +10,6 @@ from algorithm_cohorts import SIZES, make_cohort, random_rows, sampled_rounds, s
 from fl_lightning.algorithms import FedLF
 from fl_lightning.core.layout import ParamLayout
 
-STARTS = (0, 30, 42, 92)
-
-
-class Remembered:
-    """Independent bookkeeping of who was absent for how long."""
-
-    def __init__(self, window):
-        self.window, self.last = window, {}
-
-    def absent(self, ids, t):
-        names = {"ratio": len(self.last) / len(ids), "last": 1, "all": math.inf, "none": 0}
-        tau = names.get(self.window, self.window)
-        entries = [(-when, i, row) for i, (when, row) in self.last.items() if i not in ids and when >= t - tau]
-        return [row for _, _, row in sorted(entries, key=lambda entry: entry[:2])]
-
-    def store(self, cohort):
-        for i, row in zip(cohort.client_ids, cohort.updates.rows, strict=True):
-            self.last[i] = (cohort.round, row.numpy().astype(float))
-
 
 def blocks_of(rule, layout):
     blocks = rule.blocks or tuple((layer,) for layer in range(layout.num_layers))
@@ -42,29 +23,12 @@ def conflicts(rule, cohort, step):
     return sum(int((rows[:, part] @ d[part] < 0).sum()) for part in parts)
 
 
-@pytest.mark.parametrize("window", ["ratio", "last", "all", "none", 2])
-@pytest.mark.parametrize("equalise", [True, False])
-def test_equals_vector_form_over_rounds(window, equalise):
-    rule, memory, used = FedLF(reading="library" if equalise else "paper", history_window=window), Remembered(window), 0
-    for cohort in sampled_rounds(6, 7, 3, seed=21):
-        absent = memory.absent(cohort.client_ids, cohort.round)
-        expected, _, _ = vector_forms.fedlf(
-            cohort.updates.rows.numpy(), cohort.losses.numpy(), absent, STARTS, equalise=equalise
-        )
-        step = rule.aggregate(cohort)
-        np.testing.assert_allclose(step.numpy(), expected, rtol=0, atol=1e-9 * np.linalg.norm(expected))
-        assert rule.report.scalars["history_rows"] == len(absent)
-        memory.store(cohort)
-        used += len(absent)
-    assert (used == 0) == (window == "none")
-
-
 @pytest.mark.parametrize("sizes", [SIZES, (2, 1, 12, 1, 3)], ids=str)
 def test_a_fair_row_only_where_needed_equals_its_vector_form(sizes):
     """Rounds with equal losses, with unequal ones, and with rows that are alike, of which the fair row is noise."""
     layout, shares = ParamLayout.from_sizes(sizes), set()
     for seed in range(3):
-        rule, memory = FedLF(fair_row="needed"), Remembered("ratio")
+        rule, memory = FedLF(fair_row="needed"), vector_forms.Remembered("ratio")
         for cohort in sampled_rounds(9, 7, 3, seed, n=sum(sizes), layout=layout):
             rows, losses = cohort.updates.rows, cohort.losses
             if cohort.round % 3 == 1:
@@ -110,7 +74,7 @@ def test_a_fair_row_that_would_stall_is_left_out_without_a_flag():
 def test_equals_vector_form_where_layers_must_merge(seed):
     """Layers of 1 to 3 columns and 4 clients: no common direction in most of them."""
     layout = ParamLayout.from_sizes([2, 1, 12, 1, 3])
-    rule, memory, merged = FedLF(), Remembered("ratio"), 0
+    rule, memory, merged = FedLF(), vector_forms.Remembered("ratio"), 0
     for cohort in sampled_rounds(4, 6, 4, seed, n=19, layout=layout):
         absent = memory.absent(cohort.client_ids, cohort.round)
         expected, blocks, _ = vector_forms.fedlf(

@@ -79,26 +79,3 @@ def test_degenerate_rounds_are_solved_on_the_cpu_as_they_were():
             merged += report.scalars["merged_layers"] > 0
             usual += len(reads) == 1
     assert min(flagged, merged, usual) > 0
-
-
-def test_the_device_notices_what_is_read():
-    """Each way to look at a number counts."""
-    device = RemoteDevice()
-    with device:
-        one = device.put(torch.ones(2))
-        looks = (lambda: bool(one[0]), lambda: float(one.sum()), one.cpu, one.tolist, lambda: torch.zeros(2).copy_(one))
-        for number, look in enumerate(looks, 1):
-            look()
-            assert len(device.reads) == number
-        one.to(torch.float64)
-        assert len(device.reads) == len(looks)
-        one[:1].copy_(torch.zeros(1))
-        assert len(device.waits) == 1
-        one.add_(torch.zeros(2).to(one.device, non_blocking=True))
-        assert len(device.waits) == 1
-        with pytest.raises(RuntimeError, match="here and elsewhere"):
-            one + torch.ones(2)
-        assert device.get(one + torch.tensor(1.0)).tolist() == [1.0, 2.0]
-        with pytest.raises(RuntimeError, match="here and elsewhere"):
-            torch.stack([one[0], torch.tensor(1.0)])
-    assert device.get(one).tolist() == [0.0, 1.0]

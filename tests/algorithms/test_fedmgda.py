@@ -55,17 +55,6 @@ def test_a_zero_update_changes_nothing_for_the_others():
         for part in (rows, rows[1:])
     ]
     torch.testing.assert_close(steps[0], steps[1])
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(100):  # ten clients whose updates have rank 4, one of them zero
-        rows = torch.randn(10, 4, generator=generator, dtype=torch.float64)
-        rows = rows @ torch.randn(4, 92, generator=generator, dtype=torch.float64)
-        rows[3] = 0
-        live = torch.arange(10) != 3
-        with_zero, without = (
-            FedMGDAPlus(epsilon=0.1, server_lr=1.0).aggregate(make_cohort(part, sizes=torch.ones(len(part))))
-            for part in (rows, rows[live])
-        )
-        torch.testing.assert_close(with_zero, without, rtol=1e-6, atol=1e-9)
 
 
 def test_opposite_updates_give_no_step():

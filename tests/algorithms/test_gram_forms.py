@@ -72,27 +72,26 @@ def assert_equal(step, expected):
     assert np.linalg.norm(step.numpy() - expected) <= 1e-9 * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize(("family", "equalise", "cohort", "scale"), pairwise(FAMILIES, [True, False], COHORTS, SCALES))
-def test_fedlf(family, equalise, cohort, scale, monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "equalise", "window", "cohort", "scale"),
+    pairwise(FAMILIES, [True, False], ["ratio", "last", "all", "none", 2], COHORTS, SCALES),
+)
+def test_fedlf(family, equalise, window, cohort, scale, monkeypatch):
     m, clients = cohort
-    replay = Replay(monkeypatch)
-    rule, last, seen, compared = FedLF(reading="library" if equalise else "paper"), {}, set(), 0
-    for cohort in rounds_of(family, m, 3, 3, clients, scale):
+    replay, memory, compared = Replay(monkeypatch), vector_forms.Remembered(window), 0
+    rule = FedLF(reading="library" if equalise else "paper", history_window=window)
+    for cohort in rounds_of(family, m, 3, 4, clients, scale):
         replay.found.clear()
-        window = cohort.round - len(seen) / m
-        absent = sorted((-when, i) for i, (when, _) in last.items() if i not in cohort.client_ids)
-        absent = [last[i][1] for minus, i in absent if -minus >= window]
+        absent = memory.absent(cohort.client_ids, cohort.round)
         step = rule.aggregate(cohort)
-        rows = cohort.updates.rows.numpy()
         expected, blocks, shortest = vector_forms.fedlf(
-            rows, cohort.losses.numpy(), absent, LAYOUT.layer_starts, equalise, solver=replay
+            cohort.updates.rows.numpy(), cohort.losses.numpy(), absent, LAYOUT.layer_starts, equalise, solver=replay
         )
-        assert rule.report.scalars["blocks"] == len(blocks)
+        assert (rule.report.scalars["blocks"], rule.report.scalars["history_rows"]) == (len(blocks), len(absent))
         if shortest > 1e-3:
             assert_equal(step, expected)
             compared += 1
-        last |= {i: (cohort.round, row) for i, row in zip(cohort.client_ids, rows, strict=True)}
-        seen |= set(cohort.client_ids)
+        memory.store(cohort)
     replay.judge()
     assert compared > 1
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from client_rounds import CLASSES, Net, Rounds, assign, by_rule, client_data, descend, flat, lost, mean_of, partial
-from method_fits import assert_resumes, fit_method, trained
-from support import Classifier, fresh, on_path, weights
+from method_fits import fit_method, trained
+from support import Classifier, fresh, weights
 
 import fl_lightning as fl
 from fl_lightning.algorithms import FedAvg, Federation, FedProc, FedProto
@@ -158,13 +158,6 @@ class Unlabelled(Classifier):
         return super().federated_features(batch)[0]
 
 
-class NoIndex(Classifier):
-    """Lightning hides the place of a batch from a training step that does not ask for it."""
-
-    def training_step(self, batch):
-        return super().training_step(batch, 0)
-
-
 @each
 @pytest.mark.fit
 def test_modules_without_labels_or_with_too_many_classes(name):
@@ -174,20 +167,6 @@ def test_modules_without_labels_or_with_too_many_classes(name):
     few = {"FedProto": FedProto, "FedProc": FedProc}[name](num_classes=3)
     with pytest.raises(fl.ClientError, match="class indices must be below num_classes=3, found 3"):
         fit_method(few)
-
-
-@each
-@pytest.mark.fit
-def test_steps_without_an_index_on_the_full_path_agree(name):
-    lean = trained(FITS[name]())
-    options = {"module": fresh(NoIndex, norm=True, momentum=0.5), **on_path(lean=False)}
-    torch.testing.assert_close(trained(FITS[name](), **options), lean, rtol=0, atol=1e-6)
-
-
-@pytest.mark.fit
-@pytest.mark.filterwarnings("ignore:rounds of FedProc is 6")
-def test_a_shorter_fit_goes_on_where_rounds_are_given(tmp_path):
-    assert_resumes(lambda: FedProc(6, num_classes=4), tmp_path)
 
 
 @each

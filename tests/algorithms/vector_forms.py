@@ -20,6 +20,23 @@ def usual_length(vectors):
     return lengths[(len(lengths) - 1) // 2] if lengths else np.inf
 
 
+class Remembered:
+    """Independent bookkeeping of who was absent for how long."""
+
+    def __init__(self, window):
+        self.window, self.last = window, {}
+
+    def absent(self, ids, t):
+        names = {"ratio": len(self.last) / len(ids), "last": 1, "all": np.inf, "none": 0}
+        tau = names.get(self.window, self.window)
+        entries = [(-when, i, row) for i, (when, row) in self.last.items() if i not in ids and when >= t - tau]
+        return [row for _, _, row in sorted(entries, key=lambda entry: entry[:2])]
+
+    def store(self, cohort):
+        for i, row in zip(cohort.client_ids, cohort.updates.rows, strict=True):
+            self.last[i] = (cohort.round, row.numpy().astype(float))
+
+
 def unit(vector):
     return vector / np.linalg.norm(vector)
 

@@ -90,34 +90,40 @@ def wrap(partition, data=None, **init_args):
     }
 
 
-@pytest.mark.filterwarnings("ignore:\\s*Unable to serialize instance")
-@pytest.mark.parametrize(
-    ("class_path", "init_args", "expected"),
-    [
-        ("IID", {"num_clients": 3}, fd.IID(3)),
-        ("Dirichlet", {"num_clients": 3, "alpha": 0.5}, fd.Dirichlet(3, 0.5)),
-        ("Pathological", {"num_clients": 4, "classes_per_client": 1}, fd.Pathological(4, 1)),
-        ("Shards", {"num_clients": 3}, fd.Shards(3, 2)),
-        ("Mutex", {"num_clients": 5}, fd.Mutex(5)),
-        ("Unbalanced", {"groups": [[0], [1, 2, 3]]}, fd.Unbalanced(((0,), (1, 2, 3)))),
-        ("ByKey", {"keys": "labels"}, fd.ByKey("labels")),
-        ("ByKey", {"keys": [1, 2] * 12}, fd.ByKey([1, 2] * 12)),
-        ("ByKey", {"keys": {"train": ["a", "b"] * 12}}, fd.ByKey({"train": ["a", "b"] * 12})),
-    ],
-)
-def test_every_partition_from_yaml(class_path, init_args, expected, tmp_path):
-    config = wrap(
-        {"class_path": f"fl_lightning.data.{class_path}", "init_args": init_args}, seed=7, evaluation="shared"
-    )
-    made = cli(config, tmp_path).datamodule
+PARTITIONS = [
+    ("IID", {"num_clients": 3}, fd.IID(3)),
+    ("Dirichlet", {"num_clients": 3, "alpha": 0.5}, fd.Dirichlet(3, 0.5)),
+    ("Pathological", {"num_clients": 4, "classes_per_client": 1}, fd.Pathological(4, 1)),
+    ("Shards", {"num_clients": 3}, fd.Shards(3, 2)),
+    ("Mutex", {"num_clients": 5}, fd.Mutex(5)),
+    ("Unbalanced", {"groups": [[0], [1, 2, 3]]}, fd.Unbalanced(((0,), (1, 2, 3)))),
+    ("ByKey", {"keys": "labels"}, fd.ByKey("labels")),
+    ("ByKey", {"keys": [1, 2] * 12}, fd.ByKey([1, 2] * 12)),
+    ("ByKey", {"keys": {"train": ["a", "b"] * 12}}, fd.ByKey({"train": ["a", "b"] * 12})),
+]
+SAMPLERS = [
+    ("AvailabilitySampler", {"availability": [0.5, 1.0]}, fd.AvailabilitySampler((0.5, 1.0))),
+    *((name, {}, getattr(fd, name)()) for name in ("UniformSampler", "SizeWeightedSampler", "AllClients")),
+]
+
+
+@pytest.mark.parametrize(("name", "init_args", "expected"), [*PARTITIONS, *SAMPLERS])
+def test_every_partition_and_sampler_from_yaml(name, init_args, expected):
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser()
+    parser.add_argument("--made", type=fd.Partition if isinstance(expected, fd.Partition) else fd.CohortSampler)
+    value = {"class_path": f"fl_lightning.data.{name}", "init_args": init_args}
+    assert parser.instantiate_classes(parser.parse_object({"made": value})).made == expected
+
+
+def test_a_divided_data_module_from_yaml(tmp_path):
+    partition = {"class_path": "fl_lightning.data.IID", "init_args": {"num_clients": 3}}
+    made = cli(wrap(partition, seed=7, evaluation="shared"), tmp_path).datamodule
     assert isinstance(made, fd.FederatedDataModule)
-    assert made.partition == expected
-    assert made.seed == 7
-    assert isinstance(made.data, CliModule)
-    assert len(made.data.set) == 24
+    assert (made.partition, made.seed) == (fd.IID(3), 7)
     assert made.hparams is made.data.hparams
-    if expected != fd.ByKey("labels"):
-        assert int(made.client_sizes.sum()) == 24
+    assert int(made.client_sizes.sum()) == len(made.data.set) == 24
 
 
 def test_datasets_labels_and_ready_parts_from_yaml(tmp_path):
@@ -145,16 +151,3 @@ def test_print_config_round_trip(tmp_path, capsys):
     again = cli(yaml.safe_load(printed), tmp_path).datamodule
     assert again.partition == fd.Dirichlet(3, 0.5)
     assert len(again.data.set) == 24
-
-
-def test_samplers_from_yaml(tmp_path):
-    from jsonargparse import ArgumentParser
-
-    parser = ArgumentParser()
-    parser.add_argument("--sampler", type=fd.CohortSampler)
-    value = {"class_path": "fl_lightning.data.AvailabilitySampler", "init_args": {"availability": [0.5, 1.0]}}
-    made = parser.instantiate_classes(parser.parse_object({"sampler": value})).sampler
-    assert made == fd.AvailabilitySampler((0.5, 1.0))
-    for name in ("UniformSampler", "SizeWeightedSampler", "AllClients"):
-        parsed = parser.parse_args([f"--sampler=fl_lightning.data.{name}"])
-        assert parser.instantiate_classes(parsed).sampler == getattr(fd, name)()

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import copy
-import doctest
 import math
 import pickle
 
 import pytest
 import torch
 
-from fl_lightning.metrics import BestFraction, ClientStd, FairnessAngle, WorstFraction, client, functional
+from fl_lightning.metrics import BestFraction, ClientStd, FairnessAngle, WorstFraction, functional
 
 METRICS = [
     (lambda: FairnessAngle(6), functional.fairness_angle),
@@ -28,12 +27,6 @@ def samples(count, seed=0):
 
 def by_hand(values, ids):
     return torch.stack([values[ids == i].double().mean() for i in range(6)])
-
-
-def test_doctests_run():
-    result = doctest.testmod(client, extraglobs={"torch": torch})
-    assert result.attempted >= 16
-    assert result.failed == 0
 
 
 @pytest.mark.parametrize(("make", "function"), METRICS)

@@ -119,9 +119,20 @@ def descent(online=2, zero_row=1e-8, zero_direction=1e-4, rounding=0.0, **option
     return ops.common_descent(torch.eye(2).double()[None], online, **options, **bounds)
 
 
+def projections(**changes):
+    given = {"gram": torch.eye(2).double()[None], "order": torch.arange(2), "keep": torch.zeros(2, dtype=torch.bool)}
+    return ops.project_conflicts(**given | changes)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
+        (lambda: projections(gram=torch.eye(2).double()), ValueError, r"gram must have shape \[B, k, k\]"),
+        (lambda: projections(gram=torch.eye(2)[None]), TypeError, "gram must be float64"),
+        (lambda: projections(order=torch.tensor([0, 0])), ValueError, r"permutation of 0..1, found \[0, 0\]"),
+        (lambda: projections(order=torch.arange(2).int()), TypeError, "order must be int64"),
+        (lambda: projections(keep=torch.tensor([0, 1])), TypeError, "keep must be bool"),
+        (lambda: projections(keep=torch.tensor([True])), ValueError, r"keep must have shape \[2\]"),
         (
             lambda: ops.layer_cross_gram(ROWS, ROWS, OFFSETS, torch.tensor([3])),
             ValueError,

@@ -17,7 +17,7 @@ def near(found, want, left, right, offsets):
 
 @compiled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("m", [4, 5, 9, 12, 13, 16, 17, 32, 33, 65, 100])
+@pytest.mark.parametrize("m", [4, 17, 65, 100])
 def test_products(call, m, dtype):
     offsets = offsets_of(SIZES)
     n = int(offsets[-1])

@@ -6,14 +6,12 @@ from once import once
 
 def build_without_kernels(folder):
     for hook in ("sdist", "wheel"):
-        source = copy_of_the_sources(folder / f"for_{hook}")
-        _, printed = build(hook, source, folder, FL_LIGHTNING_NO_EXT="1")
-        (folder / f"{hook}.log").write_text(printed, encoding="utf-8")
+        build(hook, copy_of_the_sources(folder / f"for_{hook}"), folder, FL_LIGHTNING_NO_EXT="1")
 
 
 @pytest.fixture(scope="session")
 def distributions(tmp_path_factory):
-    """A folder with a wheel and a source distribution without kernels, and what their builds printed (``*.log``)."""
+    """A folder with a wheel and a source distribution without kernels."""
     return once(tmp_path_factory, "distributions", build_without_kernels)
 
 

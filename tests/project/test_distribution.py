@@ -34,20 +34,6 @@ def path_without(program, folder):
     return os.pathsep.join(kept)
 
 
-def test_without_the_extension_the_wheel_is_for_every_platform(wheel, distributions):
-    assert wheel.name.endswith("-py3-none-any.whl")
-    assert "pure torch: FL_LIGHTNING_NO_EXT=1" in (distributions / "wheel.log").read_text(encoding="utf-8")
-    with zipfile.ZipFile(wheel) as archive:
-        assert not [name for name in archive.namelist() if "csrc" in name or name.endswith(".so")]
-
-
-def test_the_source_distribution_holds_all_sources_of_the_kernels(sdist):
-    with tarfile.open(sdist) as archive:
-        inside = {name.partition("/")[2] for name in archive.getnames()}
-    kernels = {path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").rglob("*") if path.is_file()}
-    assert kernels | {"setup.py", "pyproject.toml"} <= inside
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @buildable

@@ -125,33 +125,24 @@ class Kernels:
         slice_of = slice_columns(int(offsets[-1]) if total_columns is None else total_columns)
         return _Layers(offsets.data_ptr(), len(offsets) - 1, slice_of)
 
-    def layer_gram(self, rows: Tensor, offsets: Tensor, total: int | None = None) -> Tensor:
-        out = self._garbage(len(offsets) - 1, len(rows), len(rows))
-        self.call("layer_gram", self._matrix(rows), self._layers(offsets, total), self._output(out))
+    def _sums(self, name, shape, offsets, total, *inputs):
+        """Numbers of each layer."""
+        out = self._garbage(len(offsets) - 1, *shape)
+        self.call(name, *inputs, self._layers(offsets, total), self._output(out))
         return out
+
+    def layer_gram(self, rows: Tensor, offsets: Tensor, total: int | None = None) -> Tensor:
+        return self._sums("layer_gram", (len(rows), len(rows)), offsets, total, self._matrix(rows))
 
     def layer_squares(self, rows: Tensor, offsets: Tensor, total: int | None = None) -> Tensor:
-        out = self._garbage(len(offsets) - 1, len(rows))
-        self.call("layer_squares", self._matrix(rows), self._layers(offsets, total), self._output(out))
-        return out
+        return self._sums("layer_squares", (len(rows),), offsets, total, self._matrix(rows))
 
     def layer_cross_gram(self, rows: Tensor, others: Tensor, offsets: Tensor, total: int | None = None) -> Tensor:
-        out = self._garbage(len(offsets) - 1, len(rows), len(others))
-        self.call(
-            "layer_cross_gram",
-            self._matrix(rows),
-            self._matrix(others),
-            self._layers(offsets, total),
-            self._output(out),
-        )
-        return out
+        inputs = self._matrix(rows), self._matrix(others)
+        return self._sums("layer_cross_gram", (len(rows), len(others)), offsets, total, *inputs)
 
     def layer_dots(self, rows: Tensor, step: Tensor, offsets: Tensor, total: int | None = None) -> Tensor:
-        out = self._garbage(len(offsets) - 1, len(rows))
-        self.call(
-            "layer_dots", self._matrix(rows), self._pointer(step), self._layers(offsets, total), self._output(out)
-        )
-        return out
+        return self._sums("layer_dots", (len(rows),), offsets, total, self._matrix(rows), self._pointer(step))
 
     def layer_combine(self, rows: Tensor, offsets: Tensor, coeff: Tensor, add: Tensor | None = None) -> Tensor:
         out = self._garbage(rows.shape[1], dtype=rows.dtype)
@@ -177,35 +168,20 @@ class Kernels:
         return out
 
     def layer_cross_combine(self, rows: Tensor, others: Tensor, offsets: Tensor, coeff: Tensor) -> Tensor:
-        out = self._garbage(rows.shape[1], dtype=rows.dtype)
-        coeff = coeff.double().contiguous()
-        arguments = (
-            self._matrix(rows),
-            self._matrix(others),
-            self._layers(offsets),
-            self._pointer(coeff),
-            self._output(out),
-        )
-        self.call("layer_cross_combine", *arguments)
+        out, coeff = self._garbage(rows.shape[1], dtype=rows.dtype), coeff.double().contiguous()
+        inputs = self._matrix(rows), self._matrix(others), self._layers(offsets), self._pointer(coeff)
+        self.call("layer_cross_combine", *inputs, self._output(out))
         return out
 
     def project_conflicts(self, gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
-        out = self._garbage(*gram.shape)
-        sizes = (ctypes.c_int64(gram.shape[0]), ctypes.c_int64(gram.shape[1]))
-        self.call(
-            "project_conflicts",
-            self._pointer(gram),
-            *sizes,
-            self._pointer(order),
-            self._pointer(keep),
-            self._output(out),
-        )
+        out, sizes = self._garbage(*gram.shape), map(ctypes.c_int64, gram.shape[:2])
+        inputs = self._pointer(gram), *sizes, self._pointer(order), self._pointer(keep)
+        self.call("project_conflicts", *inputs, self._output(out))
         return out
 
     def min_norm(self, gram: Tensor) -> tuple[Tensor, Tensor]:
-        batch, k, _ = gram.shape
-        lam, gap = self._garbage(batch, k), self._garbage(batch)
-        sizes = (ctypes.c_int64(batch), ctypes.c_int64(k))
+        lam, gap = self._garbage(*gram.shape[:2]), self._garbage(len(gram))
+        sizes = map(ctypes.c_int64, gram.shape[:2])
         self.call("min_norm", self._pointer(gram), *sizes, self._output(lam), self._output(gap))
         return lam, gap
 
@@ -215,10 +191,9 @@ class Kernels:
         batch, k, _ = gram.shape
         coeff = self._garbage(batch, k)
         solved, fair = (self._garbage(batch, dtype=torch.uint8) for _ in range(2))
-        sizes = tuple(ctypes.c_int64(size) for size in (batch, k, online))
-        numbers = torch.tensor(bounds, dtype=torch.float64)
+        sizes, numbers = map(ctypes.c_int64, (batch, k, online)), torch.tensor(bounds, dtype=torch.float64)
         given = tuple(None if x is None else self._pointer(x) for x in (scale, weights))
-        outputs = tuple(self._output(out) for out in (coeff, solved, fair))
+        outputs = map(self._output, (coeff, solved, fair))
         self.call("common_descent", self._pointer(gram), *given, *sizes, ctypes.c_void_p(numbers.data_ptr()), *outputs)
         assert (torch.stack([solved, fair]) <= 1).all(), "a flag was not written"
         return coeff, solved.bool(), fair.bool()
@@ -233,20 +208,10 @@ class Kernels:
         total: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         keep, norms = self._garbage((len(row) + 31) // 32, dtype=torch.int32), self._garbage(len(offsets) - 1)
-        own = self._garbage(len(counts), dtype=counts.dtype)
-        own.copy_(counts)
-        numbers = (ctypes.c_int64(threshold), ctypes.c_int64(participations))
-        outputs = (self._output(keep), self._output(norms))
-        kind = ctypes.c_int(_COUNTS.index(counts.dtype))
-        self.call(
-            "puc_track",
-            self._matrix(row),
-            self._pointer(own, _BOTH),
-            kind,
-            *numbers,
-            self._layers(offsets, total),
-            *outputs,
-        )
+        own = self._garbage(len(counts), dtype=counts.dtype).copy_(counts)
+        kind, numbers = ctypes.c_int(_COUNTS.index(counts.dtype)), map(ctypes.c_int64, (threshold, participations))
+        inputs = self._matrix(row), self._pointer(own, _BOTH), kind, *numbers, self._layers(offsets, total)
+        self.call("puc_track", *inputs, self._output(keep), self._output(norms))
         counts.copy_(own)
         return keep, norms
 

@@ -60,7 +60,7 @@ def test_it_agrees_with_the_reference(simt, k):
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("k", [9, 75])
+@pytest.mark.parametrize("k", [75])
 def test_it_has_the_same_bits_under_every_schedule(kernels, k):
     rows = torch.randn(2, k, k // 2, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
     arguments = (rows @ rows.mT, k // 2, None, torch.linspace(-1, 1, k // 2, dtype=torch.float64), *BOUNDS)

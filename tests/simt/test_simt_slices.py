@@ -51,7 +51,7 @@ def test_gram_of_slices(simt, m, dtype, slices):
     assert ((gram - exact).abs() <= 3e-7 * norms[:, :, None] * norms[:, None, :]).all()
 
 
-@pytest.mark.parametrize("borders", [(0, 1), (0, 2, 4), range(9), (0, 16, 32, 34, 35, 36)], ids=str)
+@pytest.mark.parametrize("borders", [(0, 1), range(9), (0, 16, 32, 34, 35, 36)], ids=str)
 def test_more_slices(simt, borders):
     """Up to five times as many chunks as a warp has lanes. Two matrices' chunks are added up as one's are."""
     count = max(borders) + 1

