@@ -180,18 +180,6 @@ def test_empty_history_round_trips():
     torch.testing.assert_close(history.joint_gram(rows_of(2, 0), []), want, rtol=1e-14, atol=0)  # in another order
 
 
-def test_oldest_rows_leave_first():
-    history = RowHistory(capacity=4)
-    remember(history, rows_of(3, 0), [5, 6, 7], 0)
-    remember(history, rows_of(2, 1), [8, 5], 1)
-    assert history.select() == [5, 8, 6, 7]
-    remember(history, rows_of(1, 2), [9], 2)
-    assert history.select() == [9, 5, 8, 6]
-    assert 7 not in history
-    remember(history, rows_of(6, 3), [1, 2, 3, 4, 5, 6], 3)
-    assert history.select() == [1, 2, 3, 4]
-
-
 def nbytes(history):
     return history._rows.nbytes + history._products.gram.nbytes
 

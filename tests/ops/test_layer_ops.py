@@ -1,31 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gram matrices, inner products and combinations, as the package calls them; test_kernels.py has the numbers."""
 
-from itertools import pairwise
-
 import pytest
 import torch
+from implementations import DTYPES, exact_products, gaussian
 
 from fl_lightning import ops
 from fl_lightning.ops import _reference
 
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 OFFSETS = torch.tensor([0, 7, 7, 640, 1001])  # the second layer is empty
 
 
 def integers(m, n, dtype=torch.float32, seed=0):
     """Small whole numbers: every product and sum is exact in every dtype used for it."""
     return torch.randint(-3, 4, (m, n), generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def gaussian(m, n, seed=0):
-    return torch.randn(m, n, generator=torch.Generator().manual_seed(seed))
-
-
-def per_layer(left, right, offsets):
-    starts = offsets.tolist()
-    pieces = [left[:, a:b].double() @ right[:, a:b].double().T for a, b in pairwise(starts)]
-    return torch.stack(pieces)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -39,7 +27,7 @@ def test_chosen_products(m, dtype):
         poisoned = others.clone()
         poisoned[sorted(set(range(43)) - set(chosen))] = torch.nan
         got = ops.layer_cross_gram(rows, poisoned, offsets, torch.tensor(chosen, dtype=torch.int64))
-        assert torch.equal(got, per_layer(rows, others[chosen], offsets))
+        assert torch.equal(got, exact_products(rows, others[chosen], offsets))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -56,7 +44,7 @@ def test_squares_of_a_row_do_not_depend_on_the_others(dtype):
 def test_reference_sums_in_float64():
     rows = gaussian(12, 60_000)
     offsets = torch.tensor([0, 60_000])
-    exact = per_layer(rows, rows, offsets)
+    exact = exact_products(rows, rows, offsets)
     torch.testing.assert_close(_reference.layer_gram(rows, offsets), exact, rtol=1e-12, atol=1e-9)
     # Terms of size 1e8 cancel to 1: float32 sums would lose it.
     rows = torch.tensor([[1e8], [1.0], [-1e8]])

@@ -35,6 +35,10 @@ class _Layers(ctypes.Structure):
     _fields_ = [("offsets", ctypes.c_void_p), ("count", ctypes.c_int64), ("slice", ctypes.c_int64)]
 
 
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 def of_kind(kind, rows):
     """Rows that look random as they are, or with one sign, constant, or spread over many sizes."""
     if kind == "absolute":

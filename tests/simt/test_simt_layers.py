@@ -2,27 +2,16 @@
 """Device code of the layer kernels, run on the processor, against the pure-torch reference."""
 
 import ctypes
-import itertools
 
 import pytest
 import torch
-from simt_library import KernelError, of_kind
+from implementations import DTYPES, offsets_of
+from simt_library import KernelError, generator, of_kind
 
 from fl_lightning.ops import _reference as reference
 
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 SIZES = (0, 1, 3, 129, 1000, 0, 300, 2100, 77)
-
-
-def offsets_of(sizes):
-    return torch.tensor([0, *itertools.accumulate(sizes)])
-
-
 OFFSETS = offsets_of(SIZES)
-
-
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def between_nans(values, lead, pad):

@@ -7,18 +7,14 @@ import itertools
 import pytest
 import simt_library
 import torch
-from implementations import beside_ties
+from implementations import DTYPES, beside_ties, offsets_of
+from simt_library import generator
 
 from fl_lightning.ops import _reference as reference
 
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 SIZES = (0, 1, 3, 129, 1000, 0, 300, 2100, 77)
-OFFSETS = torch.tensor([0, *itertools.accumulate(SIZES)])
+OFFSETS = offsets_of(SIZES)
 N = int(OFFSETS[-1])
-
-
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def whole_numbers(*shape, seed=0):

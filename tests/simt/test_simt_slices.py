@@ -1,23 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device code of the sums over columns, run on the processor: the same bits whoever holds which columns."""
 
-from itertools import accumulate
-
 import pytest
 import torch
+from implementations import gaussian, offsets_of
 
 from fl_lightning.ops import _reference as reference
 from fl_lightning.ops.slices import add_tree, slice_columns
 
 WIDTH = 8192
-
-
-def offsets_of(sizes):
-    return torch.tensor([0, *accumulate(sizes)])
-
-
-def gaussian(m, n, dtype=torch.float32, seed=0):
-    return torch.randn(m, n, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def nodes_of(n, borders):

@@ -1,24 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device code of ``project_conflicts``, ``min_norm`` and FedHEAL's passes, run on the processor."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
+from implementations import DTYPES, offsets_of
 from qp_cases import enumerate_supports, families, objective, relative_gap
-from simt_library import ALIGNED, ODD
+from simt_library import ALIGNED, ODD, generator
 
 from fl_lightning import ops
 from fl_lightning.ops import _gram_problems
 from fl_lightning.ops import _reference as reference
 
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 COUNTS = (torch.uint8, torch.int16, torch.int32)
-
-
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 8, 11, 33, 40, 257])
@@ -164,7 +158,7 @@ def test_min_norm_has_the_same_bits_under_every_schedule(kernels, k):
 
 
 SIZES = (0, 1, 3, 129, 1000, 0, 33, 31, 2100, 7)
-OFFSETS = torch.tensor([0, *itertools.accumulate(SIZES)])
+OFFSETS = offsets_of(SIZES)
 N = int(OFFSETS[-1])
 
 
@@ -194,7 +188,7 @@ def test_puc_track_on_zeros_nan_and_tiny_numbers(simt):
 
 @pytest.mark.parametrize("count", [300])
 def test_puc_track_with_many_layers(simt, count):
-    offsets = torch.tensor([0, *itertools.accumulate([(5 * i) % 11 for i in range(count - 1)]), 3000])
+    offsets = torch.cat([offsets_of((5 * i) % 11 for i in range(count - 1)), torch.tensor([3000])])
     row = torch.randn(3000, generator=generator(count))
     own = torch.randint(0, 5, (3000,), generator=generator(2)).to(torch.uint8)
     theirs = own.clone()

@@ -3,15 +3,10 @@
 
 import pytest
 import torch
+from implementations import DTYPES, gaussian
 from simt_library import KernelError
 
 from fl_lightning.ops import _reference as reference
-
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-
-
-def rows_of(m, n, dtype, seed=0):
-    return torch.randn(m, n, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -20,7 +15,7 @@ def rows_of(m, n, dtype, seed=0):
     [(1, 3), (2, 32), (4, 33), (5, 70), (8, 64), (11, 9), (19, 100), (25, 30), (33, 31), (64, 40), (65, 33), (128, 19)],
 )
 def test_the_middle_is_averaged(simt, m, n, dtype):
-    rows = rows_of(m, n, dtype, m)
+    rows = gaussian(m, n, dtype, m)
     for trim in {0, (m - 1) // 3, (m - 1) // 2}:
         expected = reference.trimmed_mean(rows, trim)
         torch.testing.assert_close(simt.trimmed_mean(rows, trim), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-7)
@@ -41,14 +36,14 @@ def test_every_column_of_zeros_and_ones(simt, m):
 @pytest.mark.parametrize(("m", "lead", "beyond"), [(3, 1, 3), (6, 2, 5), (20, 1, 0), (40, 3, 4), (40, 3, 5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_at_any_distance(simt, dtype, m, lead, beyond, n):
-    rows = rows_of(m, lead + n + beyond, dtype)[:, lead : lead + n]
+    rows = gaussian(m, lead + n + beyond, dtype)[:, lead : lead + n]
     assert torch.equal(simt.trimmed_mean(rows, 1), reference.trimmed_mean(rows, 1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("m", [7, 40, 70, 130])
 def test_nan_is_seen_wherever_it_is_sorted_to(simt, m, dtype):
-    rows = rows_of(m, 40, dtype)
+    rows = gaussian(m, 40, dtype)
     for row in range(7):
         rows[row, row] = torch.nan
     rows[0, 20], rows[1, 21] = torch.inf, -torch.inf
@@ -59,7 +54,7 @@ def test_nan_is_seen_wherever_it_is_sorted_to(simt, m, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_many_rows_leave_room_for_few_columns(simt, dtype):
-    rows = rows_of(700, 40, dtype)
+    rows = gaussian(700, 40, dtype)
     torch.testing.assert_close(simt.trimmed_mean(rows, 100), reference.trimmed_mean(rows, 100))
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device code of the products for Hopper, run on the processor."""
 
-from itertools import accumulate
-
 import pytest
 import torch
-from simt_library import of_kind
+from implementations import gaussian as normal
+from implementations import offsets_of
+from simt_library import generator, of_kind
 from test_simt_slices import check
 
 from fl_lightning.ops import _reference as reference
@@ -13,20 +13,7 @@ from fl_lightning.ops import _reference as reference
 SIZES = (0, 300, 1, 3, 258, 33)
 LAYOUTS = ((0, 0), (1, 0), (3, 2), (2, 2), (4, 4), (7, 1))  # columns before and behind the matrix in its memory
 
-
-def offsets_of(sizes):
-    return torch.tensor([0, *accumulate(sizes)])
-
-
 OFFSETS = offsets_of(SIZES)
-
-
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(m, n, seed=0):
-    return torch.randn(m, n, generator=generator(seed))
 
 
 def whole_numbers(m, n=int(OFFSETS[-1]), layout=0, dtype=torch.float32):
