@@ -70,7 +70,8 @@ def test_several_runs_at_a_time_give_the_table_of_one(tmp_path, diary, capfd):
     printed = capfd.readouterr()
     assert printed.out == ""
     assert "4 methods x 2 learning rates x 1 seed = 8 runs, of which 0 are finished\n" in printed.err
-    assert "[8/8] " in printed.err
+    lines = re.findall(r"\[(\d)/8\] .*: test_acc mean 0.*, worst 10 % 0.* s\)(; about .* left)?\n", printed.err)
+    assert [(int(place), bool(rest)) for place, rest in lines] == 2 * [(place, place < 8) for place in range(1, 9)]
     assert "client         samples" not in printed.err  # tables of single runs are in their logs
     assert "client         samples" in next((tmp_path / "one" / "logs").glob("FedLF*/log.txt")).read_text()
 
