@@ -82,7 +82,7 @@ def _dots(
         if not named:
             x, y, scale = [k + 1 for k in chosen], x, 9.0 if len(found) <= 200 else 5.0
             size = [3.0 + scale * sqrt(point.size / largest) for point in shown]
-        color, symbol = color_of(place), _SYMBOLS[place % len(_SYMBOLS)]
+        color, symbol = color_of(place), _SYMBOLS[(place + place // 8) % 8]  # no other method has both
         made.add_scatter(
             x=np.asarray(x, np.float32), y=np.asarray(y, np.float32), mode="markers", name=escaped(method.label),
             hovertext=[_hover_text(point, metric, stage) for point in shown], hoverinfo="text+name",

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
@@ -196,15 +197,32 @@ def test_costs_are_means_over_the_seeds():
     assert [in_bytes(count) for count in (1, 1536, 2**31)] == ["1 byte", "1.5 KiB", "2.0 GiB"]
 
 
-def luminance(color):
-    parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.05 + np.dot(linear, (0.2126, 0.7152, 0.0722))
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+SIGHTS = np.array([  # nobody is colour-blind, or protanopia, deuteranopia, tritanopia (Machado et al. 2009)
+    np.eye(3),
+    [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+])  # fmt: skip
 
 
-def test_colors_of_methods_stand_out_from_light_and_dark_paper():
-    for color in map(luminance, LIGHT.colors):
-        assert color / luminance(DARK.paper) > 3 < luminance(LIGHT.paper) / color
+def linear(color):
+    parts = np.array([int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)])
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def lab(light):
+    x, y, z = np.cbrt(XYZ @ light.clip(1e-3, 1) / (0.9505, 1, 1.089))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_colors_of_methods_stand_out_from_paper_and_from_each_other_for_the_colour_blind_too():
+    light, dark, *colors = map(linear, (LIGHT.paper, DARK.paper, *LIGHT.colors))
+    luminance = [0.05 + XYZ[1] @ color for color in (light, dark, *colors)]
+    assert all(one / luminance[1] > 3 < luminance[0] / one for one in luminance[2:])
+    for sight in SIGHTS:
+        seen = [lab(sight @ color) for color in colors]
+        assert min(np.linalg.norm(one - other) for one, other in combinations(seen, 2)) > 15
 
 
 def test_places_that_are_drawn():
