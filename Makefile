@@ -18,6 +18,7 @@ KERNELS := build/.kernels
 OLDEST := .venv-oldest
 FLOWER := .venv-flower
 NVFLARE := .venv-nvflare
+RAY := .venv-ray
 CXX_FILES = $(shell find csrc tests -regex '.*\.\(h\|cpp\|cuh\|cu\)')
 
 # The rooms of `make quick`.
@@ -44,6 +45,7 @@ help:
 	@echo 'make test-flower  the tests of federations on Flower, in an environment of their own: .venv and Flower'
 	@echo 'make test-flower-all  the same with SuperLink and SuperNodes in processes of their own: kills, restarts, TLS'
 	@echo 'make test-nvflare  the tests of federations on NVFlare, in an environment of their own'
+	@echo 'make test-ray  the tests of clients on Ray, in an environment of their own'
 	@echo 'make test-projects  install and federate the published projects of examples/projects (PROJECTS="graphs tabular")'
 	@echo 'make docs      build the documentation site, build/site/html; make docs-links asks the addresses of other sites'
 	@echo 'make bench     time rounds against a hand-written loop'
@@ -103,7 +105,12 @@ test-flower-all: test-flower
 test-nvflare: $(NVFLARE)/.ready $(KERNELS)
 	$(NVFLARE)/bin/python -m pytest -q -n auto --dist worksteal tests/federation/test_nvflare.py $(PYTEST_ARGS)
 
-$(FLOWER)/.ready $(NVFLARE)/.ready: .venv-%/.ready: $(READY)
+# One process: the cluster of the tests has two cores.
+.PHONY: test-ray
+test-ray: $(RAY)/.ready $(KERNELS)
+	$(RAY)/bin/python -m pytest -q tests/federation/test_ray_executor.py $(PYTEST_ARGS)
+
+$(FLOWER)/.ready $(NVFLARE)/.ready $(RAY)/.ready: .venv-%/.ready: $(READY)
 	@echo 'Setting up .venv-$* (seconds)'
 	@$(BIN)/python -m venv --without-pip --clear .venv-$*
 	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
@@ -182,7 +189,7 @@ clean:
 
 .PHONY: distclean
 distclean: clean
-	rm -rf $(VENV) $(OLDEST) $(FLOWER) $(NVFLARE)
+	rm -rf $(VENV) $(OLDEST) $(FLOWER) $(NVFLARE) $(RAY)
 
 # Made anew whenever pyproject.toml changes; a set-up that was interrupted goes on where it stopped. Python is there
 # before pip is, so an environment counts as made once pip answers.

@@ -37,7 +37,7 @@ from benchmarks._kernels.memory import keep_freed_memory
 from benchmarks._rounds.shape import SHAPES, Shape
 from benchmarks._rounds.timing import Median
 from benchmarks._rounds.workloads import Classifier, federated
-from fl_lightning.clients.base import CohortRunner, Executor
+from fl_lightning.clients.base import CohortExecutor, CohortRunner
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.parallel import ParallelRunner
 from fl_lightning.clients.update_rows import Upload
@@ -47,7 +47,7 @@ WARM_UP = 1
 
 
 @dataclass
-class Alternating(Executor):
+class Alternating(CohortExecutor):
     """Even rounds one client after the other, odd ones in workers."""
 
     workers: int
@@ -159,7 +159,7 @@ def measure(shape: Shape, pairs: int, workers: int, logs: bool) -> Result:
 
 
 def fitted(
-    shape: Shape, x: Tensor, y: Tensor, rounds: int, executor: Executor, callbacks: list[L.Callback], logs: bool
+    shape: Shape, x: Tensor, y: Tensor, rounds: int, executor: CohortExecutor, callbacks: list[L.Callback], logs: bool
 ) -> Tensor:
     """The weights ``[n]`` after a fit."""
     module = Classifier(shape, logs)

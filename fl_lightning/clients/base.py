@@ -5,19 +5,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from fl_lightning.algorithms.base import obstacle
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.update_rows import UpdateRows, Upload
+from fl_lightning.clients.visits import Outcome, Replays
 from fl_lightning.core.tensors import empty_rows
 from fl_lightning.lightning.batches import ClientTask
+from fl_lightning.lightning.inspection import profiler_of, step_hooks, users_callback
+from fl_lightning.lightning.names import rank_zero_info
 
 
-class Executor(ABC):
-    """Runs the clients of a fit. An executor holds settings alone, so one object serves any number of fits."""
+class CohortExecutor(ABC):
+    """Runs the clients of a fit. It holds settings alone, so one object serves any number of fits."""
 
     def obstacle(self, clients: ClientRunner) -> str | None:
         """Why this fit's clients have to train one after the other in this process; ``None`` if they need not.
@@ -56,6 +60,21 @@ class Executor(ABC):
             like: ``[n]`` the global parameters, whose dtype and device the rows have.
         """
         return empty_rows(number, like)
+
+
+def bound_here(clients: ClientRunner) -> str | None:
+    """Why a fit's clients cannot train in other processes, as a sentence; ``None`` if they can."""
+    trainer, callbacks = clients.trainer, clients.trainer.callbacks  # type: ignore[attr-defined]
+    profiler = profiler_of(trainer)
+    if profiler is not None:
+        return f"Trainer(profiler={profiler}) would not see what happens in worker processes"
+    hook = next(step_hooks(callbacks), None)
+    if hook is not None:
+        return f"{hook} would run in worker processes"
+    between = users_callback(callbacks, "on_train_batch_start", "on_train_batch_end")
+    if between is not None:
+        return f"worker processes would not see what {type(between).__name__} does between two clients"
+    return obstacle(clients.rule) or next(iter(clients.visits.in_turn()), None)
 
 
 class CohortRunner(ABC):
@@ -109,11 +128,11 @@ class CohortRunner(ABC):
 
 
 @dataclass(frozen=True)
-class Sequential(Executor):
+class Sequential(CohortExecutor):
     """Trains one client after the other in this process; works for every module, rule and device."""
 
     def runner(self, clients: ClientRunner) -> CohortRunner:
-        """See :meth:`Executor.runner`."""
+        """See :meth:`CohortExecutor.runner`."""
         return SequentialRunner(clients)
 
 
@@ -126,3 +145,70 @@ class SequentialRunner(CohortRunner):
     def train(self, task: ClientTask) -> Upload:
         """Trains the client on the bound module."""
         return self._clients.train(task)
+
+
+class AheadRunner(CohortRunner):
+    """Lets others train the clients of a round, in any order, and hands over in order what they left behind.
+
+    An outcome has no effect here before the client's turn, and every visit begins with the module as the round found
+    it: where nobody else can train, this process trains the clients that are left.
+    """
+
+    fewest = 1  # clients of a round that are worth it
+
+    def __init__(self, clients: ClientRunner, name: str) -> None:
+        self._clients, self._name, self._replays = clients, name, Replays(clients)
+        self._forget()
+
+    def _forget(self, tasks: Sequence[ClientTask] = ()) -> None:
+        self._tasks, self._turn = list(tasks), -1  # place of the client that is being handed over
+        self._results: dict[int, Outcome] = {}
+        self._flaw = ""  # why the round's updates cannot be used
+
+    @abstractmethod
+    def send_out(self, places: list[int]) -> None:
+        """The round's first client is asked for: lets others train those at these places, the longest first."""
+
+    @abstractmethod
+    def listen(self) -> None:
+        """Waits for results, of one client or more."""
+
+    def begin_round(self, tasks: Sequence[ClientTask]) -> None:
+        """Others begin when the first client is asked for."""
+        self._forget(tasks)
+
+    def train(self, task: ClientTask) -> Upload:
+        """Hands over the next client as soon as it is trained."""
+        self._turn += 1
+        if self.fallback is None and len(self._tasks) >= self.fewest:
+            try:
+                if self._turn == 0:
+                    self._clients.visits.look()  # copies and the module give objects the same numbers
+                    costs = [self._clients.planned_cost(task) for task in self._tasks]
+                    self.send_out(sorted(range(len(costs)), key=lambda place: (-costs[place], place)))
+                while self._turn not in self._results and self.fallback is None:
+                    self.listen()
+            except Exception as error:
+                # No client has failed here, so none may be dropped for it: what clients raise comes with their results.
+                self.fall_back(f"{type(error).__name__} between this process and its workers: {error}")
+            except BaseException:
+                self.close()
+                raise
+        if self._turn not in self._results:
+            return self._clients.train(task)
+        outcome = self._results.pop(self._turn)
+        if outcome.upload is not None and outcome.update is not None:
+            self._clients.rows.row(task.index).copy_(outcome.update)
+            outcome = replace(outcome, upload=replace(outcome.upload, index=task.index))
+        return self._replays.replay(task, outcome)
+
+    def end_round(self) -> None:
+        """See :meth:`CohortRunner.end_round`."""
+        if self._flaw:
+            raise ValueError(self._flaw)
+
+    def fall_back(self, reason: str) -> None:
+        """Trains this client and all that follow in this process; those handed over have left no such trace."""
+        self.close()
+        self._results, self.fallback = {}, reason
+        rank_zero_info(f"{self._name} trains this fit's clients one after the other from now on: {reason}")

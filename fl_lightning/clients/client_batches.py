@@ -57,7 +57,7 @@ class ClientBatches:
     def __init__(
         self, loaders: ClientLoaders, options: LocalOptions, limit: int | float, window: int, module: nn.Module
     ) -> None:
-        self.loaders, self._options, self._limit, self.window = loaders, options, limit, window
+        self.loaders, self._options, self.limit, self.window = loaders, options, limit, window
         # BatchNorm cannot train on one sample: a last batch of one joins the one before.
         self.merges = any(isinstance(m, BatchNorm) for m in module.modules())
 
@@ -79,7 +79,7 @@ class ClientBatches:
     def _takes(self, available: int) -> Iterator[int]:
         """Batches of each pass of a client that has ``available`` ones."""
         options, window = self._options, self.window
-        per_pass = limited(self._limit, available)
+        per_pass = limited(self.limit, available)
         wanted, number = options.local_steps, 0
         while per_pass > 0 and (number < options.local_epochs if wanted is None else wanted > 0):
             take = per_pass if wanted is None else min(per_pass, wanted * window)

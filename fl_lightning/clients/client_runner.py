@@ -35,11 +35,7 @@ from fl_lightning.lightning.names import LightningModule, Trainer
 
 
 class ClientRunner:
-    """Trains one client at a time on the bound module; owns all that local training needs.
-
-    Executors use :meth:`train`, :meth:`restore`, :meth:`planned_cost`, :attr:`rows` and :attr:`global_params`; those
-    that train in other processes use :mod:`fl_lightning.clients.visits`.
-    """
+    """Trains one client at a time on the bound module; owns all that local training needs."""
 
     def __init__(
         self,
@@ -55,7 +51,7 @@ class ClientRunner:
     ) -> None:
         self.trainer, self.rule, self.rows = trainer, rule, rows
         self.loop, self._binding, self._buffers = loop, binding, buffers
-        self._options, self._needs = options, needs
+        self.options, self._needs = options, needs
         self.full_path = full_path_reason(trainer, self.module)  # why local steps run through Lightning's own loop
         self.optimizers = ClientOptimizers(trainer.optimizers, options.keeps_optimizer)
         self._hand_set = HandSetOptions(self.optimizers)
@@ -116,8 +112,8 @@ class ClientRunner:
                 self.rows.close(task.index)
             pace = self.schedules.end_visit()
             left, hand_set = self.visits.end(), self._hand_set.end()
-        if (attack := self._options.attack_of(client)) is not None:
-            seed = derive_seed(self._options.seed, "attack", task.round, client)
+        if (attack := self.options.attack_of(client)) is not None:
+            seed = derive_seed(self.options.seed, "attack", task.round, client)
             attack.replace(self.rows.update(task.index), theta, seed)
         if needs.accuracies:
             report = _with_accuracy(report, measured["accuracy"], self.module)
@@ -138,13 +134,13 @@ class ClientRunner:
                 measured = self._losses.measure(client, needs)
             finally:
                 self._buffers.restore()
-        attack = self._options.attack_of(client)
+        attack = self.options.attack_of(client)
         return measured if attack is None else attack.report(measured)
 
     @contextmanager
     def _isolated(self, device: torch.device, *parts: int | str) -> Iterator[None]:
         """Random numbers, those of the data's own generators too, depend on nothing but these parts."""
-        seed = self._options.seed
+        seed = self.options.seed
         with isolated(derive_seed(seed, *parts), device), seeded(self.generators, seed, *parts):
             yield
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import pickle
 import signal
 import sys
 import time
@@ -19,23 +18,19 @@ from multiprocessing.util import Finalize
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms.base import obstacle
 from fl_lightning.arguments import Bounds, checked
-from fl_lightning.clients.base import CohortRunner, Executor
+from fl_lightning.clients.base import AheadRunner, CohortExecutor, CohortRunner, bound_here
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.update_rows import Upload
-from fl_lightning.clients.visits import Outcome, Replays, Visits
-from fl_lightning.core.errors import ModuleError
+from fl_lightning.clients.visits import Outcome, Visits, packed
 from fl_lightning.core.processes import Fork, pack, stop, unpack
 from fl_lightning.core.tensors import padded
 from fl_lightning.lightning.batches import ClientTask
-from fl_lightning.lightning.inspection import profiler_of, step_hooks, users_callback
-from fl_lightning.lightning.names import rank_zero_info
 
 
 @checked(workers=Bounds(1), timeout=Bounds(above=0))
 @dataclass(frozen=True)
-class Parallel(Executor):
+class Parallel(CohortExecutor):
     """Trains several clients at a time in worker processes, on the CPU of a Linux machine.
 
     Weights, losses, logged values and states are those of :class:`Sequential` on one thread, bit for bit. The workers
@@ -57,7 +52,7 @@ class Parallel(Executor):
 
     def obstacle(self, clients: ClientRunner) -> str | None:
         """Why nothing can be trained in other processes here."""
-        trainer, rule, device = clients.trainer, clients.rule, clients.global_params.device
+        device = clients.global_params.device
         if device.type != "cpu":
             return f"worker processes train on the CPU, and this fit runs on {device}"
         if sys.platform != "linux":
@@ -65,16 +60,7 @@ class Parallel(Executor):
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             # Adam, for one, asks CUDA for its stream wherever there is a GPU, also for parameters on the CPU.
             return "this process has used CUDA, which copies of it cannot use again"
-        profiler = profiler_of(trainer)
-        if profiler is not None:
-            return f"Trainer(profiler={profiler}) would not see what happens in worker processes"
-        hook = next(step_hooks(trainer.callbacks), None)  # type: ignore[attr-defined]
-        if hook is not None:
-            return f"{hook} would run in worker processes"
-        between = users_callback(trainer.callbacks, "on_train_batch_start", "on_train_batch_end")  # type: ignore[attr-defined]
-        if between is not None:
-            return f"worker processes would not see what {type(between).__name__} does between two clients"
-        return obstacle(rule) or next(iter(clients.visits.in_turn()), None)
+        return bound_here(clients)
 
     def runner(self, clients: ClientRunner) -> CohortRunner:
         """Forks when the first client of a round is asked for."""
@@ -101,78 +87,47 @@ class _Worker(Fork):
     since: float = 0.0  # by ``time.monotonic()``
 
 
-class ParallelRunner(CohortRunner):
-    """Lets workers train the clients of a round, and hands over in order what they left behind.
+class ParallelRunner(AheadRunner):
+    """Lets workers train the clients of a round. This process trains no client itself while they can."""
 
-    This process trains no client itself while workers can. A worker's result has no effect here before the client's
-    turn, and every visit begins with the module as the round found it: where no worker can be made, this process trains
-    the clients that are left.
-    """
+    fewest = 2
 
     def __init__(self, clients: ClientRunner, workers: int, timeout: float | None = None) -> None:
-        self._clients, self._size, self._timeout = clients, min(workers, len(clients.rows)), timeout
-        self._replays = Replays(clients)
+        super().__init__(clients, "Parallel")
+        self._size, self._timeout = min(workers, len(clients.rows)), timeout
         self._workers: list[_Worker] = []
         Finalize(self, stop, (self._workers,), exitpriority=0)
         # Python 3.12 warns of threads that do not exist in copies, which use none of them.
         warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
-        self.begin_round([])
 
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:
-        """Workers begin when the first client is asked for."""
+        """See :meth:`AheadRunner.begin_round`."""
         self.close()
-        self._tasks, self._turn = list(tasks), -1  # place of the client that is being handed over
-        self._waiting: list[int] = []  # places of clients that nobody trains yet; the next one is the last
-        self._results: dict[int, Outcome] = {}
-        self._flaw = ""
+        super().begin_round(tasks)
 
     def train(self, task: ClientTask) -> Upload:
-        """Hands over the next client as soon as it is trained."""
-        self._turn += 1
-        if self.fallback is None and len(self._tasks) > 1:
-            try:
-                if self._turn == 0:
-                    self._send_out()
-                for worker in self._workers:  # it may have waited for this process until now
-                    worker.since = time.monotonic()
-                while self._turn not in self._results and self.fallback is None:
-                    self._listen()
-            except Exception as error:
-                # No client has failed here, so none may be dropped for it: what clients raise comes with their results.
-                self._fall_back(f"{type(error).__name__} between this process and its workers: {error}")
-            except BaseException:
-                self.close()
-                raise
-        if self._turn not in self._results:
-            return self._clients.train(task)
-        return self._replays.replay(task, self._results.pop(self._turn))
+        """See :meth:`AheadRunner.train`."""
+        for worker in self._workers:  # it may have waited for this process until now
+            worker.since = time.monotonic()
+        return super().train(task)
 
     def end_round(self) -> None:
         """Waits until all workers have said that they are done; they end by themselves, which takes milliseconds."""
         while self._serving():
-            self._listen()
-        if self._flaw:
-            raise ValueError(self._flaw)
+            self.listen()
+        super().end_round()
 
     def close(self) -> None:
         """Ends all workers."""
         stop(self._workers)
         self._workers.clear()
 
-    def _fall_back(self, reason: str) -> None:
-        """Trains this client and all that follow in this process; those handed over have left no such trace."""
-        self.close()
-        self._results, self.fallback = {}, reason
-        rank_zero_info(f"Parallel trains this fit's clients one after the other from now on: {reason}")
-
     # ---- in this process
 
-    def _send_out(self) -> None:
+    def send_out(self, places: list[int]) -> None:
         """Makes new workers, which are copies of this process as it is now."""
-        self._clients.visits.look()  # workers and this process give objects the same numbers
-        costs = [self._clients.planned_cost(task) for task in self._tasks]
-        self._waiting = sorted(range(len(costs)), key=lambda place: (costs[place], -place))  # the longest first
-        for _ in range(min(self._size, len(costs))):
+        self._waiting = places[::-1]  # those that nobody trains yet; the next one is the last
+        for _ in range(min(self._size, len(places))):
             self._start()
 
     def _start(self) -> None:
@@ -192,7 +147,7 @@ class ParallelRunner(CohortRunner):
     def _serving(self) -> dict[object, _Worker]:
         return {worker.channel: worker for worker in self._workers if not worker.channel.closed}
 
-    def _listen(self) -> None:
+    def listen(self) -> None:
         """Waits for workers, and ends those that take too long."""
         serving, limit = self._serving(), self._timeout
         seconds = limit and max(min(worker.since for worker in serving.values()) + limit - time.monotonic(), 0)
@@ -223,7 +178,7 @@ class ParallelRunner(CohortRunner):
             self._flaw = self._flaw or message
             worker.channel.close()
         else:
-            self._fall_back(f"worker processes cannot train here ({message})")
+            self.fall_back(f"worker processes cannot train here ({message})")
 
     def _lose(self, worker: _Worker, error: Exception) -> None:
         """The client of a worker has failed; another worker goes on with the others."""
@@ -247,7 +202,7 @@ class ParallelRunner(CohortRunner):
                 outcome = visits.visit(self._tasks[place], place)
                 with contextlib.suppress(Exception):
                     sys.stdout.flush()
-                channel.send_bytes(_packed(outcome))
+                channel.send_bytes(packed(outcome))
         flaw = ""
         try:
             self._clients.check_round()
@@ -255,14 +210,6 @@ class ParallelRunner(CohortRunner):
             flaw = str(error)
         channel.send_bytes(pack(flaw))
         os.killpg(0, signal.SIGKILL)  # with all that clients have started
-
-
-def _packed(outcome: Outcome) -> bytes:
-    try:
-        return pack(outcome)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        reason = f"what clients log or send must be something that can be pickled, found {error}"
-        return pack(Outcome(outcome.place, error=ModuleError(f"{reason}: use executor=Sequential()")))
 
 
 def can_train() -> str:

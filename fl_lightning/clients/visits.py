@@ -45,6 +45,17 @@ class Outcome:
     error: BaseException | None = None
     trace: str = ""  # of the error, in words
     warned: tuple[tuple[str, type[Warning], str, int], ...] = ()  # text, category, file and line
+    update: Tensor | None = None  # where no memory is shared
+    flaw: str = ""  # why the round's updates cannot be used, where one client has found it
+
+
+def packed(outcome: Outcome) -> bytes:
+    """An outcome on its way, or what to say of one that cannot travel."""
+    try:
+        return pack(outcome)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        reason = f"what clients log or send must be something that can be pickled, found {error}"
+        return pack(Outcome(outcome.place, error=ModuleError(f"{reason}: use executor=Sequential()")))
 
 
 class Visits:

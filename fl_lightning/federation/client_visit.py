@@ -148,7 +148,7 @@ class Visit(OneDevice):
 
     def begin_fit(self) -> Visit:
         """Takes everything that the server and the client's last visit have left."""
-        trainer, loop, message, options = self._trainer, self._loop, self._message, self._options
+        trainer, loop, options = self._trainer, self._loop, self._options
         limit, loaders = self.limits["limit_train_batches"], self._loaders
         batches = local_batches(trainer, options, limit, loaders)
         assert self._binding is not None
@@ -157,11 +157,16 @@ class Visit(OneDevice):
         self._take_message(binding, side.buffers, self._num_clients or len(loaders))
         if self._before is not None and self._before["optimizers"]:
             side.runner.optimizers.load_state_dict({self._client_id: self._before["optimizers"]})
-        check_visit_schedulers(trainer, self._knows_clock, message.round * side.schedules.steps)
-        if trainer.lr_scheduler_configs:
-            side.schedules.begin_round()
-            loop.pass_rounds(message.round)
+        self._catch_up()
         return self
+
+    def _catch_up(self) -> None:
+        """Moves schedulers, which begin anew, to the round."""
+        trainer, schedules, index = self._trainer, self.side.schedules, self._message.round
+        check_visit_schedulers(trainer, self._knows_clock, index * schedules.steps)
+        if trainer.lr_scheduler_configs:
+            schedules.begin_round()
+            self._loop.pass_rounds(index)
 
     def _plan(self, loaders: ClientLoaders, limit: int | float) -> tuple[VisitPlan, VisitPlan | None]:
         options, full = self._options, self._options.needs.full_gradients

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import Needs
-from fl_lightning.clients.base import CohortRunner, Executor, SequentialRunner
+from fl_lightning.clients.base import CohortExecutor, CohortRunner, SequentialRunner
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.client_batches import ClientBatches
@@ -45,7 +45,7 @@ class ClientSide:
         binding: BoundParameters,
         batches: ClientBatches,
         capacity: int,
-        executor: Executor,
+        executor: CohortExecutor,
         rule: ClientRule | None = None,
     ) -> None:
         self._trainer, self._options, self._binding = trainer, options, binding
@@ -71,12 +71,12 @@ class ClientSide:
         client_lr, _ = client_learning_rate(trainer.optimizers)
         check_module(trainer.lightning_module, options.method, self._binding.layout, trainer.optimizers, client_lr)
 
-    def _cohort_runner(self, executor: Executor) -> CohortRunner:
+    def _cohort_runner(self, executor: CohortExecutor) -> CohortRunner:
         obstacle = executor.obstacle(self.runner)
-        if obstacle is None:
-            return executor.runner(self.runner)
-        rank_zero_info(f"{type(executor).__name__} trains this fit's clients one after the other: {obstacle}")
-        return SequentialRunner(self.runner, obstacle)
+        crew = executor.runner(self.runner) if obstacle is None else SequentialRunner(self.runner, obstacle)
+        if crew.fallback is not None:
+            rank_zero_info(f"{type(executor).__name__} trains this fit's clients one after the other: {crew.fallback}")
+        return crew
 
     @property
     def fallback(self) -> str | None:

@@ -18,7 +18,7 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.algorithms.records import Federation
 from fl_lightning.arguments import altered, trusted
-from fl_lightning.clients.base import Executor, Sequential
+from fl_lightning.clients.base import CohortExecutor, Sequential
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.ranks.column_rows import ColumnState
 from fl_lightning.clients.ranks.ranked_runner import Ranked
@@ -75,7 +75,7 @@ def trainer_settings(trainer: Trainer) -> dict[str, Any]:
     return {name: plain(value) for name, value in found.items()}
 
 
-def check_executor(ranks: Ranks, executor: Executor) -> None:
+def check_executor(ranks: Ranks, executor: CohortExecutor) -> None:
     """Raises ValueError if the executor makes processes of its own."""
     if not isinstance(executor, Sequential):
         raise ValueError(

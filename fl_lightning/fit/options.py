@@ -20,7 +20,7 @@ from fl_lightning.algorithms.differential_privacy import DifferentialPrivacy, ac
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.algorithms.records import Needs
 from fl_lightning.arguments import check_unused
-from fl_lightning.clients.base import Executor
+from fl_lightning.clients.base import CohortExecutor
 from fl_lightning.clients.client_batches import LocalOptions
 from fl_lightning.core.storage import kept
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
@@ -53,7 +53,7 @@ class FitOptions(LocalOptions):
     fairness_mode: Mode | Mapping[str, Mode]
     on_client_error: Literal["raise", "drop"]
     guard: Guard | Sequence[Guard] | None
-    executor: Executor
+    executor: CohortExecutor
     min_clients: int
     max_failed_rounds: int | None
     strict_resume: bool

@@ -15,7 +15,7 @@ from fl_lightning.algorithms.attacks import Attack
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.arguments import ANY, Bounds, Example, checked
-from fl_lightning.clients.base import Executor, Sequential
+from fl_lightning.clients.base import CohortExecutor, Sequential
 from fl_lightning.clients.client_optimizers import load_scheduled_states, scheduled_state
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
@@ -139,7 +139,7 @@ class FederatedStrategy(ReadableStrategy):
         guard: Guard | list[Guard] | tuple[Guard, ...] | None = None,
         attack: Attack | None = None,
         seed: int = 0,
-        executor: Executor | None = None,
+        executor: CohortExecutor | None = None,
         loss_batch_size: int | None = None,
         min_clients: int = 1,
         max_failed_rounds: int | None = 3,

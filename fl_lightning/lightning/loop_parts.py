@@ -113,6 +113,8 @@ class FederatedFitLoop(_FitLoop):
 
     def setup_data(self) -> None:
         """Gets the data, with clients for batches."""
+        if self._combined_loader is not None and not self._should_reload_train_dl:
+            return  # called in every round, and catching warnings makes Python show again what it has shown once
         with self.epoch_loop.clock.counting_clients(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The number of training batches")  # that nothing will be logged
             super().setup_data()

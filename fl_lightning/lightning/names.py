@@ -82,7 +82,7 @@ else:
 CONTRACT: dict[str, tuple[str, ...]] = {
     "lightning_module": ("_current_fx_name", "_on_before_batch_transfer"),
     "fit_loop": ("epoch_loop", "epoch_progress", "state_dict", "load_state_dict", "_restarting", "_combined_loader",
-        "_data_source", "max_batches", "setup_data"),
+        "_should_reload_train_dl", "_data_source", "max_batches", "setup_data"),
     "fit_loop.epoch_loop": (
         "val_loop", "batch_progress", "scheduler_progress", "automatic_optimization", "manual_optimization",
         "_results", "_batches_that_stepped", "_skip_next_val", "_restarting", "_build_kwargs", "update_lr_schedulers",

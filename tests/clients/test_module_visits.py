@@ -11,6 +11,7 @@ from support import training_only
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import SumMetric
 from visit_variants import WIDTH, Together
+from worker_processes import EXECUTORS
 
 import fl_lightning as fl
 from fl_lightning.clients.module_visits import ModuleVisits
@@ -102,7 +103,7 @@ class Gathers(L.LightningModule):
 
 
 @pytest.mark.filterwarnings("ignore:The ``compute`` method")
-@pytest.mark.parametrize("executor", [None, fl.executors.Parallel(2)])
+@pytest.mark.parametrize("executor", EXECUTORS)
 def test_outcomes_are_joined_in_the_order_of_the_cohort(executor):
     module, data, parts = Gathers(), Samples(), torch.arange(44).split([12, 9, 23])
     strategy = fl.FederatedStrategy(executor=executor)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients in worker processes: the same bits as one after the other."""
+"""Clients in worker processes, or behind requests: the same bits as one after the other."""
 
 from functools import partial
 from unittest.mock import patch
@@ -10,7 +10,7 @@ import torch
 from resuming import ALGORITHMS, Project, SaveAt, assert_equal
 from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer, weights
 from torch.utils.data import DataLoader, Dataset
-from worker_processes import FORKS, TWO
+from worker_processes import EXECUTORS, FORKS, HERE, TWO
 
 import fl_lightning as fl
 from fl_lightning.clients.parallel import ParallelRunner
@@ -19,24 +19,25 @@ pytestmark = FORKS
 
 
 def compare(folder, make_strategy=dict, alone=False, **options):
-    """Fits with clients one after the other and in two workers a round, unless it has one client alone."""
+    """Fits with every executor, in two workers a round unless it has one client alone; the first two outcomes."""
     outcomes, sizes = [], []
     options = {"rounds": 3, "trainer": {}, **options}
     options["trainer"] = {"limit_val_batches": 0, **options["trainer"]}
-    send_out = ParallelRunner._send_out
+    send_out = ParallelRunner.send_out
 
-    def counted(runner):
-        send_out(runner)
+    def counted(runner, places):
+        send_out(runner, places)
         sizes.append(len(runner._workers))
 
-    for executor in (None, TWO):
+    for executor in EXECUTORS:
         project = Project(strategy={**make_strategy(), "executor": executor}, **options)
-        with patch.object(ParallelRunner, "_send_out", counted):
+        with patch.object(ParallelRunner, "send_out", counted):
             outcomes.append(project.fit(folder))
-    assert_equal(outcomes[1], outcomes[0], 0)
-    assert outcomes[1].strategy.executor_fallback is None
+    for outcome in outcomes[1:]:
+        assert_equal(outcome, outcomes[0], 0)
+        assert outcome.strategy.executor_fallback is None
     assert sizes == [2] * (0 if alone else outcomes[1].trainer.current_epoch)
-    return outcomes
+    return outcomes[:2]
 
 
 # ---- the same bits
@@ -183,7 +184,7 @@ def test_resume_across_executors_in_the_middle_of_a_round(tmp_path):
     project = {"algorithm": ALGORITHMS["SCAFFOLD"], "options": {"norm": True, "log": True}, "rounds": 3}
     project["trainer"] = {"limit_val_batches": 0}
     whole = Project(strategy={"executor": None}, **project).fit(tmp_path)
-    for first, then in ((TWO, None), (None, TWO)):
+    for first, then in ((TWO, HERE), (HERE, TWO)):
         save = SaveAt(tmp_path, 1, ("on_train_batch_end", "on_train_epoch_end"))
         Project(strategy={"executor": first}, **project).fit(tmp_path, extra=(save,))
         for hook in ("on_train_batch_end-1", "on_train_epoch_end"):
@@ -191,8 +192,9 @@ def test_resume_across_executors_in_the_middle_of_a_round(tmp_path):
             assert_equal(resumed, whole, save.logged[hook], (hook, first, then))
 
 
-def test_one_executor_serves_several_fits():
-    executor, found = fl.executors.Parallel(workers=2), []
+@pytest.mark.parametrize("executor", [TWO, HERE])
+def test_one_executor_serves_several_fits(executor):
+    found = []
     for _ in range(2):
         module = fresh(norm=True)
         quiet_trainer(fl.FederatedStrategy(clients_per_round=3, executor=executor), 2).fit(module, federated_blobs())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that gather in metrics and lists while they train do so in worker processes, with the same bits."""
+"""Modules that gather in metrics and lists while they train do so in worker processes and behind requests."""
 
 from collections import defaultdict, deque
 
@@ -10,7 +10,7 @@ from resuming import ALGORITHMS, Project, differences
 from support import CLASSES, Classifier
 from torch.nn import functional as F
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassF1Score
-from worker_processes import FORKS, TWO
+from worker_processes import EXECUTORS, FORKS
 
 pytestmark = FORKS
 
@@ -180,23 +180,31 @@ class Restarting(Classifier):
         self.log_dict({"whole": self.whole.compute(), "hits": self.hits.compute(), "count": self.count.compute()})
 
 
+class Both(Template, Segmenting):
+    def training_step(self, batch, batch_idx):
+        loss = Template.training_step(self, batch, batch_idx)
+        self.training_step_outputs.append({"loss": loss, "hits": torch.tensor(1), "n": len(batch[1])})
+        return loss
+
+
 PARALLEL = [Template, Collected, Segmenting, Everywhere, Sometimes, Restarting]
 
 
 def compared(tmp_path, module, **options):
-    """Fits with clients one after the other and in workers, which must not differ; the second one's outcome."""
+    """Fits with every executor, which must not differ."""
     outcomes = []
-    for executor in (None, TWO):
+    for executor in EXECUTORS:
         strategy = {"clients_per_round": 5, **options, "executor": executor}
         algorithm = strategy.pop("algorithm", ALGORITHMS["FedAvg"])
         rounds = 3 if module is Sometimes else 2
         outcomes.append(Project(algorithm, module=module, strategy=strategy, rounds=rounds).fit(tmp_path))
-    one, other = outcomes
-    found = differences(one.state, other.state) + differences(one.rows, other.rows)
-    assert not found, found[:5]
+    one, *others = outcomes
+    for other in others:
+        found = differences(one.state, other.state) + differences(one.rows, other.rows)
+        assert not found, found[:5]
+        assert other.strategy.executor_fallback is None
     shown = [{k: repr(v) for k, v in o.trainer.callback_metrics.items() if k != "fed/seconds"} for o in outcomes]
-    assert shown[0] == shown[1]
-    return other
+    assert all(each == shown[0] for each in shown)
 
 
 def some(values, quick):
@@ -206,18 +214,12 @@ def some(values, quick):
 
 @pytest.mark.parametrize("module", some(PARALLEL, (Template, Segmenting, Everywhere)))
 def test_what_clients_gather_reaches_the_fit_with_the_same_bits(tmp_path, module):
-    assert compared(tmp_path, module).strategy.executor_fallback is None
+    compared(tmp_path, module)
 
 
 @pytest.mark.parametrize("name", some(("SCAFFOLD", "FedMDFG", "MOON"), ("FedMDFG",)))
 def test_with_methods_that_look_at_losses_or_keep_state(tmp_path, name):
-    class Both(Template, Segmenting):
-        def training_step(self, batch, batch_idx):
-            loss = Template.training_step(self, batch, batch_idx)
-            self.training_step_outputs.append({"loss": loss, "hits": torch.tensor(1), "n": len(batch[1])})
-            return loss
-
-    assert compared(tmp_path, Both, algorithm=ALGORITHMS[name]).strategy.executor_fallback is None
+    compared(tmp_path, Both, algorithm=ALGORITHMS[name])
 
 
 class Sum(torchmetrics.Metric):
@@ -251,4 +253,4 @@ class WithOwn(Classifier):
 
 
 def test_metrics_of_ones_own(tmp_path):
-    assert compared(tmp_path, WithOwn).strategy.executor_fallback is None
+    compared(tmp_path, WithOwn)

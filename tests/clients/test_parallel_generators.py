@@ -8,7 +8,7 @@ import pytest
 import torch
 from support import Blobs, blobs, federated_blobs, fit, fresh, quiet_trainer, weights
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate
-from worker_processes import FORKS, TWO
+from worker_processes import FORKS, HERE, TWO
 
 import fl_lightning as fl
 from fl_lightning.lightning.module.contents import generators_in, seeded
@@ -117,7 +117,8 @@ SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in (Legacy, Torch, P
 
 @pytest.mark.parametrize("kind", [Numpy, InTransforms, *SLOW])
 def test_generators_of_datasets(kind):
-    runs = [trained(kind(), executor) for executor in (None, TWO, fl.executors.Parallel(3))]
+    other = TWO if kind is InTransforms else HERE  # requests cannot take closures along
+    runs = [trained(kind(), executor) for executor in (None, fl.executors.Parallel(3), other)]
     assert torch.equal(runs[0], runs[1])
     assert torch.equal(runs[0], runs[2])
 

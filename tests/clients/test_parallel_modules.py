@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that hold their parameters in more than one place train in worker processes."""
+"""Modules that hold their parameters in more than one place train in worker processes and behind requests."""
 
 import pytest
 import torch
 from support import CLASSES, Classifier, fresh, train, weights
 from torch import nn
 from torch.nn import functional as F
-from worker_processes import FORKS, TWO
+from worker_processes import EXECUTORS, FORKS
 
 pytestmark = FORKS
 
@@ -40,9 +40,9 @@ class Listed(Classifier):
 )
 def test_parameters_in_other_places_as_well_are_no_changed_attributes(module, options):
     found = []
-    for executor in (None, TWO):
+    for executor in EXECUTORS:
         model = fresh(module, **options)
         _, strategy, _ = train(model, 2, clients_per_round=5, executor=executor)
         assert strategy.executor_fallback is None
         found.append(weights(model))
-    assert torch.equal(*found)
+    assert all(torch.equal(found[0], each) for each in found[1:])

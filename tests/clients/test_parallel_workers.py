@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 import warnings
+from functools import cache
 from pathlib import Path
 
 import lightning as L
@@ -16,7 +17,7 @@ import torchmetrics
 from resuming import Project, differences
 from support import Classifier, blobs, fresh, train, weights
 from torch import nn
-from worker_processes import FORKS, TWO
+from worker_processes import EXECUTORS, FORKS, HERE, TWO, Failing
 
 import fl_lightning as fl
 from fl_lightning.algorithms import ClientRule
@@ -132,18 +133,19 @@ TRACES = {
 def test_traces_are_carried_or_clients_train_in_turn(tmp_path, caplog, module):
     outcomes = []
     with caplog.at_level(logging.INFO):
-        for executor in (None, TWO):
+        for executor in EXECUTORS:
             strategy = {"executor": executor, "clients_per_round": 5}
             outcomes.append(Project(module=module, strategy=strategy, rounds=3).fit(tmp_path))
-    found = differences(*(outcome.state for outcome in outcomes)) + differences(*(outcome.rows for outcome in outcomes))
-    assert not found, found[:5]
-    said = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Parallel trains")]
-    reason = outcomes[1].strategy.executor_fallback
-    assert len(said) == (0 if TRACES[module] is None else 1)
-    assert (reason is None) == (TRACES[module] is None)
-    if reason is not None:
-        assert TRACES[module] in reason
-        assert said[0].endswith(reason)
+    said = [r.getMessage() for r in caplog.records if " trains this fit's clients one after" in r.getMessage()]
+    assert len(said) == (0 if TRACES[module] is None else 2)
+    for outcome in outcomes[1:]:
+        found = differences(outcomes[0].state, outcome.state) + differences(outcomes[0].rows, outcome.rows)
+        assert not found, found[:5]
+        reason = outcome.strategy.executor_fallback
+        assert (reason is None) == (TRACES[module] is None)
+        if reason is not None:
+            assert TRACES[module] in reason
+            assert said.pop().endswith(reason)
 
 
 class Counting(ClientRule):
@@ -175,9 +177,9 @@ OBSTACLES = {
 def test_obstacles_are_said_before_the_first_round(caplog, name):
     options, trainer, reason = OBSTACLES[name]
     with caplog.at_level(logging.INFO):
-        strategy = fit_in_workers(rounds=1, **trainer, **options).strategy
-    assert reason in strategy.executor_fallback
-    assert sum(reason in record.getMessage() for record in caplog.records) == 1
+        found = [fit_in_workers(rounds=1, executor=each, **trainer, **options).strategy for each in (TWO, HERE)]
+    assert all(reason in strategy.executor_fallback for strategy in found)
+    assert sum(reason in record.getMessage() for record in caplog.records) == 2
 
 
 def test_copies_that_cannot_train_are_given_up(monkeypatch):
@@ -208,34 +210,35 @@ def test_rules_that_say_what_they_keep_are_no_obstacle():
     assert fit_in_workers(rounds=1, client=telling).strategy.executor_fallback is None
 
 
-@pytest.mark.parametrize("in_one", [False, True])
-def test_frozen_parameters_that_change_in_a_worker_are_named(in_one):
-    first = {}  # of this process
+class Moving(Classifier):
+    def __init__(self, in_one, **options):
+        super().__init__(**options)
+        self.frozen, self.in_one = nn.Parameter(torch.zeros(3), requires_grad=False), in_one
 
-    def comes_first():
-        try:
-            os.close(os.open("taken", os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return False
-        return True
+    def training_step(self, batch, batch_idx):
+        if not self.in_one or comes_first(os.getpid()):
+            self.frozen.data.add_(1)
+            time.sleep(0.02)  # the other worker takes clients, too
+        else:
+            time.sleep(0.1)  # and its round ends later
+        return super().training_step(batch, batch_idx)
 
-    class Moving(Classifier):
-        def __init__(self, **options):
-            super().__init__(**options)
-            self.frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
 
-        def training_step(self, batch, batch_idx):
-            if not in_one or first.setdefault("here", comes_first()):
-                self.frozen.data.add_(1)
-                time.sleep(0.02)  # the other worker takes clients, too
-            else:
-                time.sleep(0.1)  # and its round ends later
-            return super().training_step(batch, batch_idx)
+@cache
+def comes_first(process):
+    try:
+        os.close(os.open("taken", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
 
+
+@pytest.mark.parametrize(("in_one", "executor"), [(False, TWO), (True, TWO), (False, HERE)])
+def test_frozen_parameters_that_change_in_a_worker_are_named(in_one, executor):
     with pytest.raises(
         ValueError, match=r"in no optimizer, must not change in local training, found changes in 'frozen'"
     ):
-        fit_in_workers(fresh(Moving))
+        fit_in_workers(fresh(Moving, in_one=in_one), executor=executor)
 
 
 class Scaled(Classifier):
@@ -269,34 +272,16 @@ def test_frozen_parameters_and_submodules_that_change_between_rounds_reach_worke
             change(module)
 
     found = []
-    for executor in (None, TWO):
+    for executor in EXECUTORS:
         module = fresh(Scaled)
         strategy = fit_in_workers(module, 3, callbacks=[Changing()], executor=executor).strategy
         found.append(weights(module))
-    assert strategy.executor_fallback is None
-    assert torch.equal(*found)
+        assert strategy.executor_fallback is None
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
 # ---- failures
-
-
-class Failing(Classifier):
-    """Fails at some samples, in the way it is told to."""
-
-    def __init__(self, how="raise", **options):
-        super().__init__(**options)
-        self.how = how
-
-    def training_step(self, batch, batch_idx):
-        if batch_idx == 1 and len(batch[1]) == 10 and 2 in batch[1][:2] and self.current_epoch == 1:
-            if self.how == "raise":
-                raise ArithmeticError("no such batch")
-            if self.how == "exit":
-                os._exit(3)
-            if self.how == "unpicklable":
-                raise type("LocalError", (Exception,), {})("cannot travel")
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().training_step(batch, batch_idx)
 
 
 REASONS = {
@@ -307,13 +292,15 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("how", REASONS)
-def test_a_failure_names_the_client_and_leaves_the_global_model(how):
+@pytest.mark.parametrize(
+    ("how", "executor"), [*((how, TWO) for how in REASONS), ("raise", HERE), ("unpicklable", HERE)]
+)
+def test_a_failure_names_the_client_and_leaves_the_global_model(how, executor):
     whole = fresh()
     fit_in_workers(whole, 1, executor=None)
     module = fresh(Failing, how=how)
     with pytest.raises(fl.ClientError, match=REASONS[how]) as caught:
-        fit_in_workers(module)
+        fit_in_workers(module, executor=executor)
     assert torch.equal(weights(module), weights(whole))  # as after round 0
     if how == "raise":
         assert isinstance(caught.value.__cause__, ArithmeticError)
@@ -322,12 +309,13 @@ def test_a_failure_names_the_client_and_leaves_the_global_model(how):
 
 def test_clients_that_raise_are_dropped_as_in_sequence(tmp_path):
     outcomes = []
-    for executor in (None, TWO):
+    for executor in EXECUTORS:
         strategy = {"executor": executor, "clients_per_round": 5, "on_client_error": "drop"}
         with pytest.warns(UserWarning, match="is left out of round 1: ArithmeticError: no such batch"):
             outcomes.append(Project(module=Failing, options={"log": True}, strategy=strategy, rounds=3).fit(tmp_path))
-    assert not differences(*(outcome.state for outcome in outcomes))
-    assert not differences(*(outcome.rows for outcome in outcomes))
+    for outcome in outcomes[1:]:
+        assert not differences(outcomes[0].state, outcome.state)
+        assert not differences(outcomes[0].rows, outcome.rows)
 
 
 @pytest.mark.parametrize("how", ["exit", "kill"])
@@ -356,7 +344,7 @@ def test_the_client_that_waits_behind_one_whose_worker_dies_is_trained_by_anothe
 
 def test_clients_without_data_are_dropped_as_in_sequence():
     found = []
-    for executor in (None, TWO):
+    for executor in EXECUTORS:
         indices = [[], list(range(60)), list(range(60, 100)), [], list(range(100, 240))]
         data = fl.FederatedDataModule(blobs(240), indices, batch_size=10)
         with pytest.warns(UserWarning, match="it has no training data"):
@@ -364,19 +352,24 @@ def test_clients_without_data_are_dropped_as_in_sequence():
         assert {*strategy.last_round.dropped} == {0, 3}
         assert strategy.executor_fallback is None
         found.append(weights(module))
-    assert torch.equal(*found)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
-def test_warnings_of_workers_arrive_once():
-    class Warnings(Classifier):
-        def training_step(self, batch, batch_idx):
-            warnings.warn("a batch is odd", RuntimeWarning, stacklevel=1)
-            return super().training_step(batch, batch_idx)
+class Warns(Classifier):
+    def training_step(self, batch, batch_idx):
+        warnings.warn("a batch is odd", RuntimeWarning, stacklevel=1)
+        return super().training_step(batch, batch_idx)
 
+
+@pytest.mark.parametrize("executor", [TWO, HERE])
+def test_warnings_of_workers_arrive_once(executor):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        fit_in_workers(fresh(Warnings), 3)
-    assert [str(w.message) for w in caught].count("a batch is odd") == 1
+        fit_in_workers(fresh(Warns), 3, executor=executor)
+    found = [warning for warning in caught if str(warning.message) == "a batch is odd"]
+    assert {warning.filename for warning in found} == {__file__}
+    assert len(found) == 1 or executor is HERE  # whose visits are fits in this process, which begin to show them anew
 
 
 # ---- the end of the parent

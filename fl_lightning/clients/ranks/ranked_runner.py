@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fl_lightning.clients.base import CohortRunner, Executor
+from fl_lightning.clients.base import CohortExecutor, CohortRunner
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.ranks.column_rows import ColumnRows, ColumnState, RowExchange, SentRows
@@ -24,7 +24,7 @@ from fl_lightning.lightning.ranks import Ranks
 
 
 @dataclass(frozen=True)
-class Ranked(Executor):
+class Ranked(CohortExecutor):
     """Every rank trains a share of a round's clients; the strategy uses it if a trainer has several processes."""
 
     ranks: Ranks

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -134,8 +134,16 @@ def in_memory(rule: object) -> None:
 
 def for_one(rule: object, client_id: int) -> dict[str, Any]:
     """What the server sends to one client alone, not copied."""
-    sent = [name for name, entry in declared(rule).items() if entry.sent == "owner"]
-    return {name: plain(getattr(rule, name)[client_id]) for name in sent if client_id in getattr(rule, name)}
+    return _of_one(rule, client_id, [name for name, entry in declared(rule).items() if entry.sent == "owner"])
+
+
+def of_one(rule: object, client_id: int) -> dict[str, Any]:
+    """What one client keeps, in a simulation of all, not copied."""
+    return _of_one(rule, client_id, [name for name, entry in declared(rule).items() if entry.at_client])
+
+
+def _of_one(rule: object, client_id: int, names: Sequence[str]) -> dict[str, Any]:
+    return {name: plain(getattr(rule, name)[client_id]) for name in names if client_id in getattr(rule, name)}
 
 
 def take(rule: object, to_all: Mapping[str, Any]) -> None:

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of executors that carry a round's clients to workers, wherever these are, and the fit's side of it."""
+
+from __future__ import annotations
+
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from types import ModuleType
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+
+from fl_lightning.clients.base import (
+    AheadRunner,
+    CohortExecutor,
+    CohortRunner,
+    SequentialRunner,
+    bound_here,
+)
+from fl_lightning.clients.client_optimizers import scheduled_state
+from fl_lightning.clients.client_runner import ClientRunner
+from fl_lightning.clients.visits import Outcome
+from fl_lightning.core.processes import pack, unpack
+from fl_lightning.core.storage import kept
+from fl_lightning.federation.carried_visit import Request, Round, Site, VisitWork, saved
+from fl_lightning.federation.messages import ServerMessage
+from fl_lightning.fit.options import FitOptions
+from fl_lightning.lightning.batches import ClientTask
+from fl_lightning.lightning.module.contents import PLAIN
+from fl_lightning.lightning.names import LightningDataModule, Trainer
+
+Work: TypeAlias = Callable[[bytes, bytes], bytes]
+_Rule = TypeVar("_Rule")
+
+
+class Executor(CohortExecutor):
+    """Carries clients to workers that somebody else starts and connects: processes, machines, a cluster.
+
+    A subclass holds settings alone, so that one object serves any number of fits, and defines :meth:`start`.
+    """
+
+    @abstractmethod
+    def start(self, work: Work) -> Workers:
+        """A fit begins: makes its workers.
+
+        Args:
+            work: trains a client: ``answer = work(shared, request)``. It can be pickled, holds the data of all clients,
+                and is the same for the whole fit, so send it to each worker once.
+        """
+
+    def pickler(self) -> ModuleType:
+        """What pickles module and data: a module with a ``Pickler``, such as :mod:`pickle` itself or cloudpickle."""
+        return pickle
+
+    def obstacle(self, clients: ClientRunner) -> str | None:
+        """See :meth:`CohortExecutor.obstacle`."""
+        if clients.trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
+            return "workers get the data once, and reload_dataloaders_every_n_epochs loads them anew"
+        return bound_here(clients)
+
+    def runner(self, clients: ClientRunner) -> CohortRunner:
+        """Starts workers when the first round begins."""
+        site = site_of(clients)
+        site.datamodule.trainer = None
+        try:
+            work = VisitWork(saved(site, self.pickler()))
+        except Exception as error:  # __reduce__ of anybody may raise anything
+            return SequentialRunner(clients, f"the data cannot be pickled ({type(error).__name__}: {error})")
+        finally:
+            site.datamodule.trainer = clients.trainer
+        return CarriedRunner(clients, self, work)
+
+
+class Workers(ABC):
+    """The workers of one fit."""
+
+    @abstractmethod
+    def run(self, shared: bytes, requests: Sequence[bytes]) -> Iterator[tuple[int, bytes | Exception]]:
+        """Lets workers answer the requests of a round.
+
+        Args:
+            shared: what the requests have in common, the module included.
+            requests: one for each client, which take longest first.
+
+        Yields:
+            The place of a request, and what ``work(shared, request)`` returned, in any order, as they are done; in
+            place of an answer the exception if there is none, because a worker has died. Its client has failed then.
+            What the client itself raises is in an answer.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """The fit is over, however it ended, perhaps in the middle of :meth:`run`."""
+
+
+class CarriedRunner(AheadRunner):
+    """Lets workers answer requests."""
+
+    def __init__(self, clients: ClientRunner, executor: Executor, work: Work) -> None:
+        super().__init__(clients, type(executor).__name__)
+        self._executor, self._work = executor, work
+        self._workers: Workers | None = None
+
+    def begin_round(self, tasks: Sequence[ClientTask]) -> None:
+        """See :meth:`AheadRunner.begin_round`."""
+        if self._workers is None and self.fallback is None:
+            self._workers = self._executor.start(self._work)
+        super().begin_round(tasks)
+
+    def close(self) -> None:
+        """Stops the workers."""
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.stop()
+
+    def send_out(self, places: list[int]) -> None:
+        """Makes requests."""
+        assert self._workers is not None
+        self._places, tasks = places, self._tasks
+        shared = saved(round_of(self._clients, tasks[0].round), self._executor.pickler())
+        requests = [pack(self._request(tasks[place], place)) for place in places]
+        self._arriving = iter(self._workers.run(shared, requests))
+
+    def listen(self) -> None:
+        """Takes the next answer."""
+        number, answer = next(self._arriving)
+        place = self._places[number]
+        if isinstance(answer, Exception):
+            self._results[place] = Outcome(place, error=answer)
+        else:
+            self._results[place] = found = unpack(answer, self._clients.global_params.device)
+            self._flaw = self._flaw or found.flaw
+
+    def _request(self, task: ClientTask, place: int) -> Request:
+        client, rule = task.client_id, self._clients.rule
+        assert client is not None
+        optimizers = self._clients.optimizers.state_dict().get(client)
+        before = {"rule": kept.of_one(rule, client), "round": task.round, "optimizers": optimizers}
+        return Request(client, place, kept.for_one(rule, client), before)
+
+
+def site_of(clients: ClientRunner) -> Site:
+    """What a fit's visits have in common."""
+    trainer: Any = clients.trainer
+    away = copy(clients.options)
+    assert isinstance(away, FitOptions)
+    unused = dict.fromkeys(("client", "executor", "guard", "method", "partition", "sampler", "server_optimizer"))
+    vars(away).update(unused, algorithm=_bare(away.algorithm), client_rule=_bare(clients.rule))
+    del vars(away)["method"]  # is found anew
+    data = trainer.datamodule or LightningDataModule()
+    return Site(clients.batches.loaders, data, away, _settings(clients), [*map(_face, trainer.loggers)])
+
+
+def round_of(clients: ClientRunner, index: int) -> Round:
+    """What the visits of a round have in common."""
+    trainer, rounds = clients.trainer, clients.trainer.max_epochs
+    broadcast = kept.state(clients.rule, "all")
+    message = ServerMessage(index, clients.global_params, broadcast, rounds=rounds if rounds and rounds > 0 else None)
+    options = [scheduled_state(optimizer) for optimizer in trainer.optimizers]
+    states = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
+    schedules, metrics = clients.schedules.state_dict(), dict(trainer.callback_metrics)
+    return Round(clients.module, message, options, states, schedules, metrics)
+
+
+def _bare(rule: _Rule) -> _Rule:
+    """A copy that knows nothing of other clients, and has no place to put things."""
+    bare = copy(rule)
+    kept.reset(bare)
+    for name in kept.placement(bare):
+        setattr(bare, name, None)
+    return bare
+
+
+def _settings(clients: ClientRunner) -> dict[str, Any]:
+    """What a trainer does to visits."""
+    trainer: Trainer = clients.trainer
+    kind = clients.global_params.device.type
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    return {
+        "accelerator": "gpu" if kind == "cuda" else kind,
+        "plugins": [trainer.precision_plugin],
+        "gradient_clip_val": trainer.gradient_clip_val,
+        "gradient_clip_algorithm": trainer.gradient_clip_algorithm,
+        "accumulate_grad_batches": clients.batches.window,
+        "limit_train_batches": clients.batches.limit,
+        "max_epochs": trainer.max_epochs,
+        "max_steps": trainer.max_steps,
+        "deterministic": "warn" if deterministic and warns else deterministic,
+        "detect_anomaly": torch.is_anomaly_enabled(),
+        "benchmark": torch.backends.cudnn.benchmark,
+    }
+
+
+def _face(logger: Any) -> Any:
+    """A logger's class and plain settings, for modules that ask which one they have."""
+    face = object.__new__(type(logger))
+    vars(face).update({name: value for name, value in vars(logger).items() if isinstance(value, PLAIN)})
+    return face

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Executors that carry requests: the one of the documentation, and fits that no request can carry."""
+
+import importlib
+import logging
+import re
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from support import Blobs, Classifier, fresh, train, weights
+from torch.utils.data import DataLoader
+from worker_processes import HERE, Failing
+
+import fl_lightning as fl
+
+PAGE = Path(__file__).parents[2] / "docs" / "executors.md"
+
+
+def test_the_executor_of_the_page_gives_the_bits_of_clients_in_turn_when_one_of_its_processes_dies(
+    tmp_path, monkeypatch
+):
+    code = next(
+        block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL) if "Spawned" in block
+    )
+    (tmp_path / "spawned.py").write_text(code, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    spawned, found = importlib.import_module("spawned").Spawned(), []
+    for how, executor, reason in (("raise", None, "no such batch"), ("exit", spawned, "terminated abruptly")):
+        module, options = (
+            fresh(Failing, how=how, norm=True),
+            {"client_optimizer_state": "keep", "on_client_error": "drop"},
+        )
+        with pytest.warns(UserWarning, match=rf"client \d+ is left out of round 1: .*{reason}"):
+            strategy = train(
+                module, 3, algorithm=fl.algorithms.SCAFFOLD(), executor=executor, clients_per_round=5, **options
+            ).strategy
+        assert strategy.executor_fallback is None
+        found.append(weights(module))
+    assert torch.equal(*found)
+
+
+class Lambda(Classifier):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.scale = lambda loss: 2 * loss
+
+    def training_step(self, batch, batch_idx):
+        return self.scale(super().training_step(batch, batch_idx))
+
+
+class OwnBatches(Blobs):
+    def train_dataloader(self):
+        return DataLoader(
+            super().train_dataloader().dataset, batch_size=10, collate_fn=lambda b: torch.utils.data.default_collate(b)
+        )
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "reason"),
+    [
+        (Lambda, Blobs, "between this process and its workers: "),
+        (Classifier, OwnBatches, "the data cannot be pickled ("),
+    ],
+)
+def test_what_cannot_be_pickled_trains_in_turn(caplog, module, data, reason):
+    found = []
+    for executor in (None, HERE):
+        model, divided = fresh(module), fl.FederatedDataModule(data(), fl.data.IID(4), seed=0)
+        with caplog.at_level(logging.INFO):
+            strategy = train(model, 2, data=divided, executor=executor).strategy
+        found.append(weights(model))
+    assert reason in strategy.executor_fallback
+    assert sum(strategy.executor_fallback in record.getMessage() for record in caplog.records) == 1
+    assert torch.equal(*found)
+
+
+def test_data_that_are_loaded_anew_train_in_turn():
+    strategy = train(None, 1, executor=HERE, reload_dataloaders_every_n_epochs=1).strategy
+    assert strategy.executor_fallback.endswith("reload_dataloaders_every_n_epochs loads them anew")
+
+
+class Silent(fl.executors.Executor):
+    def start(self, work):
+        return Nobody()
+
+
+class Nobody(fl.executors.Workers):
+    stopped = 0
+
+    def run(self, shared, requests):
+        yield from ()
+
+    def stop(self):
+        Nobody.stopped += 1
+
+
+def test_clients_train_here_where_workers_give_no_answer_and_workers_are_stopped_once():
+    module, alone = fresh(), fresh()
+    assert "StopIteration between" in train(module, 2, executor=Silent()).strategy.executor_fallback
+    train(alone, 2)
+    assert torch.equal(weights(module), weights(alone))
+    assert Nobody.stopped == 1
+
+
+class Refusing(fl.executors.Executor):
+    def start(self, work):
+        raise ConnectionError("nobody there")
+
+
+def test_workers_that_cannot_be_started_end_the_fit():
+    with pytest.raises(ConnectionError, match="nobody there"):
+        train(None, 1, executor=Refusing())
+
+
+class Asks(Classifier):
+    """Depends on what a worker's trainer says of the fit, and on the data module's hooks."""
+
+    def training_step(self, batch, batch_idx):
+        trainer = self.trainer
+        known = (
+            trainer.max_epochs,
+            trainer.estimated_stepping_batches,
+            trainer.gradient_clip_val,
+            len(trainer.loggers),
+        )
+        self.log("known", float(sum(known)) + self.trainer.datamodule.bonus)
+        assert isinstance(self.logger, L.pytorch.loggers.CSVLogger)
+        return super().training_step(batch, batch_idx) * (1 + sum(known) / 1000)
+
+
+class Shifted(Blobs):
+    bonus = 3
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return batch[0] + 1, batch[1]
+
+
+def test_workers_know_trainer_logger_and_data(tmp_path):
+    found = []
+    for executor in (None, HERE):
+        module, data = fresh(Asks), fl.FederatedDataModule(Shifted(), fl.data.IID(4), seed=0)
+        logger = L.pytorch.loggers.CSVLogger(tmp_path)
+        done = train(module, 2, data=data, executor=executor, logger=logger, gradient_clip_val=0.5)
+        assert done.strategy.executor_fallback is None
+        found.append((weights(module), done.trainer.callback_metrics["known"]))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
