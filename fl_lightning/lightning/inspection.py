@@ -43,12 +43,6 @@ def users_callback(callbacks: Sequence[Callback], *hooks: str) -> Callback | Non
     return None
 
 
-def averaging(callbacks: Sequence[Callback]) -> Callback | None:
-    """The first callback that puts averaged weights and buffers into the module while it is evaluated."""
-    kind = getattr(lightning_module("callbacks"), "WeightAveraging", ())  # Lightning 2.5 has none
-    return next((callback for callback in callbacks if isinstance(callback, kind)), None)
-
-
 def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
     """Why local steps must run through Lightning's own optimization, or ``None`` if they need not."""
     if not module.automatic_optimization:

@@ -129,7 +129,7 @@ def check_contract(trainer: Trainer) -> None:
             version = lightning_module("").__version__
             raise RuntimeError(
                 f"{TREE} {version} is not supported: trainer.{path} lacks {missing}; "
-                "fl_lightning was written for lightning 2.5 and 2.6"
+                "fl_lightning was written for lightning 2.5.3 to 2.6"
             )
 
 

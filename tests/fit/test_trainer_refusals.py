@@ -197,7 +197,7 @@ def test_a_lightning_that_moved_an_attribute_is_refused(monkeypatch, path, name)
         fit(rounds=1)
     sentence = str(refusal.value)
     assert f"{pl.__version__} is not supported: trainer.{path} lacks ['{name}_of_another_release']" in sentence
-    assert "lightning 2.5 and 2.6" in sentence
+    assert "lightning 2.5.3 to 2.6" in sentence
 
 
 def test_a_missing_attribute_is_found():

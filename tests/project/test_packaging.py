@@ -62,10 +62,10 @@ def test_the_wheel_carries_the_apache_licence(shipped, metadata):
 def test_malicious_lightning_releases_are_excluded(metadata):
     required = {r.name: r for r in map(Requirement, metadata.get_all("Requires-Dist"))}
     lightning = required["lightning"].specifier
-    assert not {"2.4.0", "2.6.2", "2.6.3"} & set(
-        lightning.filter(["2.4.0", "2.5.0", "2.6.1", "2.6.2", "2.6.3", "2.6.4"])
+    assert not {"2.5.2", "2.6.2", "2.6.3"} & set(
+        lightning.filter(["2.5.2", "2.5.3", "2.6.1", "2.6.2", "2.6.3", "2.6.4"])
     )
-    assert {"2.5.0", "2.6.1", "2.6.4"} == set(lightning.filter(["2.5.0", "2.6.1", "2.6.4"]))
+    assert {"2.5.3", "2.6.1", "2.6.4"} == set(lightning.filter(["2.5.3", "2.6.1", "2.6.4"]))
 
 
 def test_the_core_needs_three_packages_and_the_rest_are_extras(metadata):

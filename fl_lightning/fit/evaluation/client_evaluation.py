@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from math import isnan, nan
@@ -22,7 +22,7 @@ from fl_lightning.fit.loaders import EvaluationLoader, counts_of
 from fl_lightning.lightning.batches import ClientBatch, num_loaders, numbered_batches
 from fl_lightning.lightning.logged_values import ClientValues, active_results
 from fl_lightning.lightning.module.object_state import shadowed
-from fl_lightning.lightning.module.undefined_metrics import LogNotes, Noticed
+from fl_lightning.lightning.module.undefined_metrics import LogNotes
 from fl_lightning.lightning.names import LightningModule, Trainer, rank_zero_info, rank_zero_warn
 from fl_lightning.lightning.ranks import Ranks
 from fl_lightning.metrics.functional import Mode
@@ -37,17 +37,11 @@ class Notices:
     def __init__(self) -> None:
         self._said: set[str] = set()
 
-    def warn(self, text: str) -> None:
-        """Warns once."""
-        if text not in self._said:
-            self._said.add(text)
-            rank_zero_warn(text)
-
-    def inform(self, text: str) -> None:
+    def say(self, text: str, how: Callable[[str], None] = rank_zero_warn) -> None:
         """Says it once."""
         if text not in self._said:
             self._said.add(text)
-            rank_zero_info(text)
+            how(text)
 
 
 class ClientEvaluation:
@@ -78,8 +72,7 @@ class ClientEvaluation:
         self._notices, self._personal, self._seed, self._trained = notices, personal, seed, trained
         self._module: LightningModule = trainer.lightning_module
         self._word = {"val": "validation", "test": "test"}[stage]
-        self._noticed = Noticed()
-        self._notes = LogNotes(self._module, self._noticed)
+        self._notes = LogNotes(self._module)
         self._values = ClientValues(active_results(trainer))
         self._alone = Alone(trainer, self._word, self._notes, loaders)
         self._ranks = ranks if self._is_divisible(ranks) else None
@@ -89,9 +82,7 @@ class ClientEvaluation:
         self._parts: dict[int, ClientPart] = {}
         self._means: dict[str, float] = {}
         self._present: int | None = None  # whose batches are running
-        self._number: tuple[int, Sequence[int]] | None = (
-            None  # of a batch among the client's own, and how many these are
-        )
+        self._number: tuple[int, Sequence[int]] | None = None  # of a batch among the client's, and of these
         self._walked = 0  # loaders
         self._steps = ExitStack()
 
@@ -107,7 +98,7 @@ class ClientEvaluation:
         """Around the whole evaluation."""
         end = partial(self._end_for_all, getattr(self._module, self._alone.hook))
         with (
-            self._noticed.installed(), self._steps, shadowed(self._module, **{self._alone.hook: end}),
+            self._notes.noticed.installed(), self._steps, shadowed(self._module, **{self._alone.hook: end}),
             numbered_batches(self._trainer, self._word, lambda: self._number),
         ):  # fmt: skip
             yield
@@ -150,7 +141,6 @@ class ClientEvaluation:
         part, self._present = self._parts.setdefault(client, ClientPart()), client
         states.enter(part)
         self._values.join([part.logged], {})
-        self._notes.clear()
         seed = derive_seed(self._seed, client, *([self._walked] if self._walked else []))
         self._steps.enter_context(isolated(seed, self._trainer.strategy.root_device))
         self._steps.enter_context(self._notes.listening(judges=False, quietly=False))
@@ -199,9 +189,10 @@ class ClientEvaluation:
             part.logged = {}
         if self._means and (means_logged or self._alone.has_hook):
             where = ", ".join(means_logged) or f"what {self._alone.hook} logs"
-            self._notices.inform(
+            self._notices.say(
                 f"{type(self._module).__name__}.{self._word}_step changes {', '.join(changed)}, which nothing can add "
-                f"up over clients: {where} is the mean of the clients' values, weighted by their samples"
+                f"up over clients: {where} is the mean of the clients' values, weighted by their samples",
+                rank_zero_info,
             )
 
     def _end_for_all(self, hook: Any) -> None:
@@ -211,7 +202,7 @@ class ClientEvaluation:
             hook()
 
     def _log_mean(self, log: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        log(name, torch.tensor(self._means[name]) if name in self._means else value, *args, **kwargs)
+        log(name, self._means.get(name, value), *args, **kwargs)
 
     def record(self) -> EvaluationRecord:
         """What was collected; a metric that a client did not log is NaN for it."""
@@ -249,7 +240,7 @@ class ClientEvaluation:
         where = "validation" if self._stage == "val" else "test"
         some = ", ".join(named(client, called[client]) for client in missing[:_NAMED])
         rest = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-        self._notices.warn(
+        self._notices.say(
             f"clients that train and have nothing to be evaluated on in {where}: {some}{rest}. Their rows in tables "
             "are empty, and they count in no mean, worst or angle"
         )
@@ -259,7 +250,7 @@ class ClientEvaluation:
         """Where the hook fails for some clients, what the others log is undefined for them."""
         failed = [part.row for part in parts.values() if part.row.error is not None]
         if failed and len(failed) == len(parts):
-            self._notices.warn(
+            self._notices.say(
                 f"{type(self._module).__name__}.{self._alone.hook} does not run for a client alone "
                 f"({failed[0].error}): no client has values of what it logs after that"
             )

@@ -101,16 +101,12 @@ class Noticed:
 class LogNotes:
     """What a client's steps and hooks log: what is undefined, and from which metric object a value came."""
 
-    def __init__(self, module: LightningModule, noticed: Noticed) -> None:
-        self._module, self._noticed = module, noticed
+    def __init__(self, module: LightningModule) -> None:
+        self._module, self.noticed = module, Noticed()
         self.metrics: Sequence[tuple[Metric, bool]] = ()  # of the module, and whether they are in other ones
         self.undefined: dict[str, str] = {}
         self.sources: dict[str, Metric] = {}
         self._computed: list[tuple[Any, Metric, str | None]] = []
-
-    def clear(self) -> None:
-        """The next client begins."""
-        self.undefined, self.sources, self._computed = {}, {}, []
 
     @contextmanager
     def listening(self, judges: bool, quietly: bool = True) -> Iterator[None]:
@@ -118,35 +114,36 @@ class LogNotes:
 
         ``judges``: metrics give NaN where they are undefined, not the number of torchmetrics.
         """
-        self.clear()
+        self.undefined, self.sources, self._computed = {}, {}, []
         with ExitStack() as stack:
             for metric, is_inside in self.metrics:
                 compute = partial(self._compute, metric, metric.compute, is_inside, judges)
                 stack.enter_context(shadowed(metric, compute=compute))
             stack.enter_context(shadowed(self._module, log=partial(self._log, self._module.log)))
-            stack.enter_context(self._noticed.apart() if quietly else ExitStack())
+            stack.enter_context(self.noticed.apart() if quietly else ExitStack())
             yield
 
     def next_batch(self) -> None:
-        """What functions have warned of concerns what was logged in the batches before."""
-        self._noticed.reasons.clear()
+        """What functions have warned of, and what metrics have computed, concerns the batches before."""
+        self.noticed.reasons.clear()
+        self._computed.clear()
 
     def computed(self, metric: Metric) -> tuple[Any, str | None]:
         """A metric's value, NaN where it is undefined, and why."""
-        value, reason = self._noticed.computed(metric)
+        value, reason = self.noticed.computed(metric)
         return value, reason or next((found[2] for found in self._computed if found[0] is value), None)
 
     def _compute(self, metric: Metric, compute: Callable[[], Any], is_inside: bool, judges: bool) -> Any:
         if judges:
-            value, reason = self._noticed.computed(metric, compute)
+            value, reason = self.noticed.computed(metric, compute)
         else:
-            of_batch, heard = in_forward(metric), len(self._noticed.reasons)
+            of_batch, heard = in_forward(metric), len(self.noticed.reasons)
             value = compute()
-            reason = self._noticed.computed(metric, lambda: value, of_batch)[1]
-            reason = reason or next(iter(self._noticed.reasons[heard:]), None)
-            del self._noticed.reasons[heard:]
+            reason = self.noticed.computed(metric, lambda: value, of_batch)[1]
+            reason = reason or next(iter(self.noticed.reasons[heard:]), None)
+            del self.noticed.reasons[heard:]
             if reason is not None and is_inside and of_batch:  # the outer one makes another value of it
-                self._noticed.reasons.append(reason)
+                self.noticed.reasons.append(reason)
         self._computed += [(item, metric, reason) for item in (value.values() if isinstance(value, dict) else (value,))]
         return value
 
@@ -155,7 +152,7 @@ class LogNotes:
         if source is not None:
             self.sources[name] = source[1]
         # A function that has warned may have given this value or another one: none of them is to be trusted.
-        reason = (source and source[2]) or next(iter(self._noticed.reasons), None)
+        reason = (source and source[2]) or next(iter(self.noticed.reasons), None)
         if reason is not None and not isinstance(value, Metric):
             self.undefined[name] = reason
         log(name, value, *args, **kwargs)

@@ -54,14 +54,10 @@ class Gathers(Classifier):
     def on_validation_epoch_start(self):
         self.begin()
 
-    def on_test_epoch_start(self):
-        self.begin()
-
     def on_validation_epoch_end(self):
         self.end()
 
-    def on_test_epoch_end(self):
-        self.end()
+    on_test_epoch_start, on_test_epoch_end = on_validation_epoch_start, on_validation_epoch_end
 
 
 class Logs(Gathers):
@@ -89,7 +85,7 @@ class Metrics(Gathers):
     """In torchmetrics, also in such as nobody registers; keeps the best value of all evaluations in one more."""
 
     def start(self):
-        self.acc, self.best, self.loss = accuracy(), MaxMetric(), MeanMetric()
+        self.acc, self.late, self.best, self.loss = accuracy(), accuracy(), MaxMetric(), MeanMetric()
         self.pair = MetricCollection({"f1": MulticlassF1Score(CLASSES), "conf": MulticlassConfusionMatrix(CLASSES)})
         self.same = MetricCollection(
             [kind(CLASSES, average="micro") for kind in (MulticlassPrecision, MulticlassF1Score)]
@@ -102,11 +98,13 @@ class Metrics(Gathers):
         self.same.update(logits, y)
         self.scores["hidden"].update(logits, y)
         self.loss.update(F.cross_entropy(logits, y), len(y))
+        self.late.update(logits, y)
         self.log("logged", self.acc)
 
     def end(self):
         found = self.pair.compute()
         self.best(self.acc.compute())
+        self.log("late", self.late)
         self.log_dict({"f1": found["f1"], "right": found["conf"].trace().float(), "mean_loss": self.loss.compute()})
         self.log_dict({name: metric.compute() for name, metric in self.same.items()})
         self.log_dict({"acc": self.scores["hidden"].compute(), "acc_best": self.best.compute()})
@@ -234,23 +232,31 @@ class Sums(Gathers):
 
 
 class AverageMeter:
+    """As many projects have it; as MONAI's do, it keeps what it has seen in a list that the first batch makes."""
+
     def __init__(self):
         self.reset()
 
     def reset(self):
-        self.val = self.avg = self.sum = self.count = 0
+        self.sum = self.count = 0
+        self.seen = None
 
-    def update(self, val, n=1):
-        self.val = val
-        self.sum += val * n
+    def update(self, value, n=1):
+        self.sum += value * n
         self.count += n
-        self.avg = self.sum / self.count
+        self.seen = [] if self.seen is None else self.seen
+        self.seen.append(torch.tensor([value * n, n]))
+
+    def aggregate(self):
+        total, count = torch.stack(self.seen).sum(0)
+        self.seen.clear()
+        return total / count
 
 
-class Meters(Gathers):
-    """Objects of people's own, and a part of the model that is no metric and gathers under new names."""
+class Objects(Gathers):
+    """Meters, a part of the model that is no metric and gathers under new names, and a list beside them."""
 
-    MEANS = ("acc", "mean_loss", "part")
+    MEANS = ("acc", "again", "mean_loss", "part", "in_list")
 
     class Score(nn.Module):
         def __init__(self):
@@ -261,64 +267,25 @@ class Meters(Gathers):
             self.rows["hits"].append((logits.argmax(1) == y).float())
 
     def start(self):
-        self.meter, self.meters, self.score = AverageMeter(), {"loss": AverageMeter()}, self.Score()
+        self.meter, self.meters, self.score, self.outputs = AverageMeter(), {"loss": AverageMeter()}, self.Score(), []
 
     def add(self, logits, y, index):
         self.meter.update(float(hits(logits, y)) / len(y), len(y))
         self.meters["loss"].update(F.cross_entropy(logits, y).item(), len(y))
         self.score(logits, y)
+        self.outputs.append({"right": hits(logits, y), "size": len(y)})
 
     def end(self):
-        self.log("acc", self.meter.avg)
-        self.log("mean_loss", self.meters["loss"].avg)
+        right = sum(int(row["right"]) for row in self.outputs)
+        self.log("in_list", right / sum(row["size"] for row in self.outputs))
+        self.log("acc", self.meter.sum / self.meter.count)
+        self.log("again", self.meter.aggregate())
+        self.log("mean_loss", self.meters["loss"].aggregate())
         self.log("part", torch.cat(self.score.rows["hits"]).mean())
         self.meter.reset()
         self.meters["loss"].reset()
         self.score.rows.clear()
-
-
-class DiceMetric:
-    """MONAI's metrics, as far as one process uses them: buffers appear with the first batch."""
-
-    def __init__(self):
-        self.reset()
-
-    def reset(self):
-        self._buffers = None
-
-    def __call__(self, logits, y):
-        predicted, truth = F.one_hot(logits.argmax(1), CLASSES), F.one_hot(y, CLASSES)
-        both, size = (predicted * truth).sum(-1), predicted.sum(-1) + truth.sum(-1)
-        if self._buffers is None:
-            self._buffers = []
-        self._buffers.extend(torch.split(2 * both / size, 1))
-
-    def aggregate(self):
-        found = torch.stack(self._buffers).nanmean()
-        self._buffers.clear()  # what it had gathered is gone
-        return found
-
-
-class Monai(Gathers):
-    """The Lightning tutorial of MONAI: a metric object, outputs in a list, both cleared in the hook."""
-
-    MEANS = ("acc", "mean_loss")
-
-    def start(self):
-        self.dice_metric = DiceMetric()
-        self.validation_step_outputs = []
-
-    def add(self, logits, y, index):
-        self.dice_metric(logits, y)
-        self.validation_step_outputs.append({"val_loss": F.cross_entropy(logits, y), "val_number": len(y)})
-
-    def end(self):
-        outputs = self.validation_step_outputs
-        val_loss = sum(output["val_loss"].item() for output in outputs)
-        self.log("acc", self.dice_metric.aggregate().item())
-        self.log_dict({"mean_loss": torch.tensor(val_loss / sum(output["val_number"] for output in outputs))})
-        self.dice_metric.reset()
-        self.validation_step_outputs.clear()
+        self.outputs.clear()
 
 
 class HandMade(Metric):
@@ -391,7 +358,7 @@ class ReadsInSteps(Gathers):
         self.metric.reset()
 
 
-KINDS = (Logs, Metrics, Lists, UsesUp, Locked, Counts, Sums, Meters, Monai, Wrappers, ReadsInSteps)
+KINDS = (Logs, Metrics, Lists, UsesUp, Locked, Counts, Sums, Objects, Wrappers, ReadsInSteps)
 
 
 class BestNumber(Counts):

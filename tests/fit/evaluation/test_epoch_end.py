@@ -4,127 +4,48 @@
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from support import CLASSES, Classifier, federated_blobs, fit, fresh
-from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision
+from support import Classifier, Manual, fit, fresh
 
 import fl_lightning as fl
 
 
-class InSteps(Classifier):
-    """Logs the metric itself in the step: what the others must agree with."""
+class Says(Classifier):
+    """Prints, writes to its logger and counts when an evaluation ends."""
 
     def __init__(self):
         super().__init__()
-        self.metrics = MetricCollection(
-            {"val_macc": MulticlassAccuracy(CLASSES), "val_precision": MulticlassPrecision(CLASSES)}
-        )
-
-    def _predict(self, batch):
-        return self(batch[0]).argmax(1), batch[1]
+        self.outputs, self.ends = [], 0
 
     def validation_step(self, batch, batch_idx):
-        self.metrics.update(*self._predict(batch))
-        self.log_dict(self.metrics)
-
-    def test_step(self, batch, batch_idx):
-        self.validation_step(batch, batch_idx)
-
-
-class AtTheEnd(InSteps):
-    """Updates metrics in the step; computes, logs and resets them at the end."""
-
-    def validation_step(self, batch, batch_idx):
-        self.metrics.update(*self._predict(batch))
+        self.outputs.append(batch[1])
 
     def on_validation_epoch_end(self):
-        self.log_dict(self.metrics.compute())
-        self.metrics.reset()
-
-    def on_test_epoch_end(self):
-        self.on_validation_epoch_end()
-
-
-class InLists(AtTheEnd):
-    """Collects what its steps found in a list, beside another list that is none of the kind."""
-
-    def __init__(self):
-        super().__init__()
-        self.outputs, self.names, self.ends = [], ["a", "b"], 0
-
-    def validation_step(self, batch, batch_idx):
-        self.outputs.append(self._predict(batch))
-
-    def on_validation_epoch_end(self):
-        assert self.names == ["a", "b"]
-        predicted, labels = (torch.cat(parts) for parts in zip(*self.outputs, strict=True))
-        self.log_dict(self.metrics(predicted, labels))
         self.ends += 1
         print("the end")
-        if self.logger is not None:
-            self.logger.log_metrics({"here": 1.0})
-            self.logger.experiment.anything(1)
+        self.logger.log_metrics({"here": 1.0})
+        self.logger.experiment.anything(1)
+        self.log("samples", float(sum(map(len, self.outputs))))
         self.outputs.clear()
-        self.metrics.reset()
 
 
-def evaluated(module_class, **options):
-    """A module and its trainer after a fit and a test, and what was evaluated in each."""
-    data = federated_blobs()
-    module, strategy, trainer = fit(fresh(module_class), 2, data=data, clients_per_round=1.0, **options)
-    fitted = strategy.last_evaluation
-    trainer.test(module, data)
-    return module, trainer, fitted, strategy.last_evaluation
+def test_only_the_call_for_all_is_heard(tmp_path, capsys):
+    logger, said = CSVLogger(tmp_path), []
+    logger.experiment.anything = said.append
+    logger.log_metrics = lambda metrics, step=None: said.extend(name for name in metrics if name == "here")
+    found = fit(fresh(Says), 2, logger=logger)
+    assert said == ["here", 1] * 2
+    assert capsys.readouterr().out.count("the end") == 2
+    assert (found.module.ends, found.module.outputs) == (2, [])
+    assert float(found.trainer.callback_metrics["samples"]) == found.strategy.last_evaluation.sizes.sum() == 80
 
 
-def test_values_of_each_client(capsys):
-    _, trainer, expected, tested = evaluated(InSteps)
-    pooled = dict(trainer.callback_metrics)
-    module, trainer, fitted, late = evaluated(InLists)
-    for one, other in ((expected, fitted), (tested, late)):
-        assert set(one.values) == set(other.values) == {"val_macc", "val_precision"}
-        for name, values in one.values.items():
-            torch.testing.assert_close(other.values[name], values)
-    for name, value in pooled.items():
-        torch.testing.assert_close(trainer.callback_metrics[name], value)
-    assert module.ends == 3  # once per real end, whatever the number of clients
-    assert capsys.readouterr().out.count("the end") == 3
-    assert module.outputs == []
-
-
-def test_loggers_hear_the_real_end_only(tmp_path):
-    logger = CSVLogger(tmp_path)
-    logger.experiment.anything = lambda value: None
-    evaluated(InLists, logger=logger)
-    assert sum("here" in row for row in logger.experiment.metrics) + _saved(tmp_path) == 3
-
-
-def _saved(folder):
-    rows = [line for file in folder.rglob("metrics.csv") for line in file.read_text().splitlines()]
-    if not rows:
-        return 0
-    place = rows[0].split(",").index("here") if "here" in rows[0].split(",") else None
-    return 0 if place is None else sum(row.split(",")[place] == "1.0" for row in rows[1:])
-
-
-class Steps(AtTheEnd):
-    """Steps its scheduler by hand at the end of a validation."""
-
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.optimizers().zero_grad()
-        self.manual_backward(loss)
-        self.optimizers().step()
-        return loss
+class Steps(Manual):
+    """Logs, and steps its scheduler by hand at the end of a validation; then it logs again."""
 
     def on_validation_epoch_end(self):
-        super().on_validation_epoch_end()
-        if not self.trainer.testing:
-            self.lr_schedulers().step()
+        self.log("before", 1.0)
+        self.lr_schedulers().step()
+        self.log("after", 1.0)
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
@@ -133,9 +54,42 @@ class Steps(AtTheEnd):
 
 def test_schedulers_step_once():
     with pytest.warns(UserWarning, match="on_validation_epoch_end does not run for a client alone.*step once"):
-        _, trainer, fitted, _ = evaluated(Steps)
+        _, strategy, trainer = fit(fresh(Steps), 2)
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**2)
-    assert set(fitted.values) == {"val_macc", "val_precision"}  # logged before it stepped
+    assert "before" in strategy.last_evaluation.values
+    assert "after" not in strategy.last_evaluation.values
+    assert float(trainer.callback_metrics["after"]) == 1.0
+
+
+class FailsForOne(Classifier):
+    """Its hook cannot do with few samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.labels = []
+
+    def validation_step(self, batch, batch_idx):
+        self.labels.extend(batch[1].tolist())
+
+    def on_validation_epoch_end(self):
+        self.log("first", float(len(self.labels)))
+        if len(self.labels) < 10:
+            raise ValueError("too few")
+        self.log("second", 1.0)
+        self.labels.clear()
+
+
+def test_where_the_hook_fails_for_a_client_its_values_are_undefined():
+    with pytest.warns(UserWarning, match=r"second is undefined for client .* \(ValueError: too few\)"):
+        found = fit(fresh(FailsForOne), 1)
+    record = found.strategy.last_evaluation
+    assert record.values["first"].equal(record.sizes.double())
+    few = record.sizes < 10
+    assert 0 < few.sum() < len(few)
+    assert record.values["second"].isnan().equal(few)
+    assert record.undefined == {
+        "second": dict.fromkeys(torch.tensor(record.client_ids)[few].tolist(), "ValueError: too few")
+    }
 
 
 @pytest.mark.parametrize(

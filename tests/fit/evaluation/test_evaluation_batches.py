@@ -6,10 +6,8 @@ import lightning.pytorch.loops.evaluation_loop as evaluation_loop
 import pytest
 import torch
 from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
-from lightning.pytorch.utilities import CombinedLoader
 from plain_loop import client_batches
 from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer
-from torch.utils.data import DataLoader
 
 import fl_lightning as fl
 from fl_lightning.fit.loaders import EvaluationLoader, PredictionLoader
@@ -149,35 +147,6 @@ def test_clients_beside_a_loader_of_undivided_data(first):
     for name, values in expected.values.items():
         torch.testing.assert_close(found.values[f"{name}/dataloader_idx_{0 if first else 1}"], values)
     assert {"val_acc/dataloader_idx_0", "val_acc/dataloader_idx_1"} <= metrics.keys()
-
-
-class Pairs(Classifier):
-    def validation_step(self, batch, batch_idx):
-        assert set(batch) == {"one", "other"}
-        if batch["one"] is not None:
-            self.log("samples", float(len(batch["one"][0])), reduce_fx="sum", batch_size=1)
-
-
-def test_loaders_side_by_side():
-    loader = CombinedLoader({"other": DataLoader(torch.arange(40)), "one": client_batches("val")}, "max_size")
-    found, _ = evaluate(fresh(Pairs), loader)
-    assert found.client_ids == tuple(range(6))
-    assert found.values["samples"].tolist() == found.sizes.tolist()
-
-
-class InBatchHooks(Classifier):
-    def on_validation_batch_start(self, batch, batch_idx):
-        self.log("early", float(len(batch[0])), on_epoch=True, reduce_fx="sum")
-
-    def on_validation_batch_end(self, outputs, batch, batch_idx):
-        self.log("late", float(len(batch[0])), on_epoch=True, reduce_fx="sum")
-
-
-def test_what_batch_hooks_log_counts_for_the_client_of_the_batch():
-    record, metrics = evaluate(fresh(InBatchHooks), federated_blobs())
-    for name in ("early", "late"):
-        assert record.values[name].tolist() == record.sizes.tolist()
-        assert metrics[name] == 80
 
 
 class Fetches(Classifier):
