@@ -89,12 +89,11 @@ class Federation:
         """All clients."""
         return [self._make(k) for k in range(len(self._made))] if self._in_files else self._made
 
-    def round(self, lost: Collection[int] = (), change: Callable[[dict[int, Any]], Any] = len) -> fl.RoundRecord:
+    def round(self, lost: Collection[int] = ()) -> fl.RoundRecord:
         """One round, whose answers come in reverse order; what ``lost`` ones send does not arrive."""
         server, clients = self.server, self.clients
         orders = {k: wired(server.message(k)) for k in server.open_round()}
         answers = {k: wired(clients[k].train(order)) for k, order in reversed(orders.items())}
-        change(answers)
 
         def losses_at(params: Tensor, ids: Sequence[int]) -> dict[int, float]:
             return {k: clients[k].loss(replace(orders[k], params=params)) for k in ids}

@@ -96,7 +96,7 @@ class FederatedController(ModelController):  # type: ignore[misc, unused-ignore]
         fobs.register(TensorDecomposer)
         server = _made(self.server, len(self.sites))
         server.rounds = self.rounds
-        run = ServerRun(server, self.rounds, Path(self.folder or self.get_run_dir()))
+        run = ServerRun(server, Path(self.folder or self.get_run_dir()))
         run.resume()
         self._introduce(server)
         with run.running():

@@ -30,22 +30,21 @@ class ServerRun:
     """Writes down what a :class:`FederatedServer` does, whatever carries its messages.
 
     Logged names are those of docs/logged.md. Values of an evaluation may arrive with the answers of the next round;
-    they are logged under the round after which they were taken. ``rounds`` are those of the whole federation,
-    ``callbacks`` of this package, those that read records; ``last.ckpt`` lies in ``folder``.
+    they are logged under the round after which they were taken. The server knows how many rounds there are;
+    ``callbacks`` are those of this package that read records; ``last.ckpt`` lies in ``folder``.
     """
 
     def __init__(
         self,
         server: FederatedServer,
-        rounds: int,
         folder: Path,
         loggers: Sequence[Logger] = (),
         callbacks: Sequence[Callback] = (),
     ) -> None:
         options = server.options
-        self._server, self._rounds, self._metric = server, rounds, options.fairness_metric
+        self._server, self._metric = server, options.fairness_metric
         self._report = EvaluationReport(options.fairness_metric, options.fairness_mode, options.log_client_names)
-        self.trainer = ServerTrainer(server, rounds, loggers, callbacks, folder)
+        self.trainer = ServerTrainer(server, loggers, callbacks, folder)
         self.path = folder / "last.ckpt"
 
     # ---- checkpoint
@@ -62,7 +61,7 @@ class ServerRun:
             if kept["name"] == type(callback).__name__:
                 callback.load_state_dict(kept["state"])
         self.trainer.ckpt_path = str(path)
-        rank_zero_info(f"goes on from {path}: {self._server.round} of {self._rounds} rounds are done")
+        rank_zero_info(f"goes on from {path}: {self._server.round} of {self._server.rounds} rounds are done")
         return dict(state["extra"])
 
     def save(self, extra: Mapping[str, Any]) -> None:
@@ -131,7 +130,7 @@ class ServerRun:
 
     def _line(self, record: RoundRecord) -> str:
         names = self._server.client_names
-        number = f"round {record.round} ({record.round + 1} of {self._rounds})"
+        number = f"round {record.round} ({record.round + 1} of {self._server.rounds})"
         if record.skipped is not None:
             return f"{number} changed nothing: {record.skipped} ({record.seconds:.1f} s)"
         out = ", ".join(f"client {client_label(k, names)} ({why})" for k, why in record.dropped.items())
@@ -190,9 +189,8 @@ class ServerTrainer:
     federated_data, executor_fallback = None, None
 
     def __init__(
-        self, server: FederatedServer, rounds: int, loggers: Sequence[Logger], callbacks: Sequence[Callback],
-        folder: Path,
-    ) -> None:  # fmt: skip
+        self, server: FederatedServer, loggers: Sequence[Logger], callbacks: Sequence[Callback], folder: Path
+    ) -> None:
         for callback in callbacks:
             if not isinstance(callback, KNOWN):
                 names = ", ".join(kind.__name__ for kind in KNOWN)
@@ -201,7 +199,7 @@ class ServerTrainer:
                     f"Trainer, found {type(callback).__name__}"
                 )
         self._server, self.loggers, self.callbacks = server, list(loggers), list(callbacks)
-        self.max_epochs, self.default_root_dir = rounds, str(folder)
+        self.max_epochs, self.default_root_dir = server.rounds, str(folder)
         self.ckpt_path: str | None = None  # that the run goes on from
         self.last_round: RoundRecord | None = None
         self.last_evaluation: EvaluationRecord | None = None

@@ -65,7 +65,7 @@ class Finalized(Rows):
 def begun(folder, rounds=ROUNDS, method=FedLF, loggers=(), callbacks=(), **options):
     """A run and its federation."""
     apart = federation(method, WithTests, rounds=rounds, clients_per_round=4, **options)
-    return ServerRun(apart.server, rounds, folder, loggers, callbacks), apart
+    return ServerRun(apart.server, folder, loggers, callbacks), apart
 
 
 def evaluated(run, apart, stage):
@@ -234,17 +234,8 @@ def test_a_test_is_told_in_a_line_and_a_table(tmp_path, caplog):
 
 def found(client, round_index=1, sizes=5, modes=None, undefined=None, one_class=None, **values):
     values = {name: torch.tensor([value], dtype=torch.float64) for name, value in values.items()}
-    return EvaluationRecord(
-        round_index,
-        "val",
-        (client,),
-        torch.tensor([sizes]),
-        values,
-        undefined or {},
-        modes or {},
-        ("x",),
-        one_class or {},
-    )
+    told = undefined or {}, modes or {}, ("x",), one_class or {}
+    return EvaluationRecord(round_index, "val", (client,), torch.tensor([sizes]), values, *told)
 
 
 def test_records_of_clients_are_joined():
@@ -259,12 +250,8 @@ def test_records_of_clients_are_joined():
         "test", 6, names,
     )  # fmt: skip
     assert record.one_class == {"acc": (0,)}
-    assert (record.round, record.stage, record.client_ids, record.client_names) == (
-        6,
-        "test",
-        (0, 2, 3),
-        ("a", "c", "d"),
-    )
+    assert (record.round, record.stage) == (6, "test")
+    assert (record.client_ids, record.client_names) == ((0, 2, 3), ("a", "c", "d"))
     assert record.sizes.tolist() == [9, 4, 7]
     assert record.values["acc"].tolist() == [0.75, 1.0, 0.5]
     torch.testing.assert_close(
@@ -289,8 +276,8 @@ def test_what_callbacks_read_of_the_server_s_trainer(tmp_path):
     run, apart = begun(tmp_path, 7, loggers=[CSVLogger(tmp_path / "logs", "run", 0), Rows()])
     trainer, server = run.trainer, apart.server
     assert trainer.log_dir == str(tmp_path / "logs" / "run" / "version_0")
-    assert ServerTrainer(server, 1, [Elsewhere()], [], tmp_path).log_dir == "there"
-    assert ServerTrainer(server, 1, [], [], tmp_path).log_dir is None
+    assert ServerTrainer(server, [Elsewhere()], [], tmp_path).log_dir == "there"
+    assert ServerTrainer(server, [], [], tmp_path).log_dir is None
     assert (trainer.max_epochs, trainer.default_root_dir, trainer.optimizers) == (7, str(tmp_path), [])
     assert trainer.root_device == torch.device("cpu")
     apart.round()

@@ -19,7 +19,7 @@ from fl_lightning.core.records import EvaluationRecord, RoundRecord, client_labe
 from fl_lightning.federation.door import MisfitError, said
 from fl_lightning.federation.federated_server import FederatedServer
 from fl_lightning.federation.flower.messages import LOSS, Answer, Loss, Order, Origin, packed, taken, unpacked
-from fl_lightning.federation.flower.nodes import Mailbox, Members, Reply
+from fl_lightning.federation.flower.nodes import Mailbox, Members
 from fl_lightning.federation.server_run import ServerRun
 from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning.names import Callback, LightningModule, Logger, rank_zero_info, rank_zero_warn
@@ -151,7 +151,7 @@ class FairStrategy:
         if server.rounds is not None:
             raise ValueError("start can be called once: make another FairStrategy, which goes on from the checkpoint")
         server.rounds = num_rounds
-        run = self._run = ServerRun(server, num_rounds, self._folder, self._loggers, self._callbacks)
+        run = self._run = ServerRun(server, self._folder, self._loggers, self._callbacks)
         extra = run.resume() or {"federation": token_hex(8), "keys": {}}
         self._besides = vars(Origin(server.num_clients, extra["federation"]))
         keys = dict(extra["keys"]) if self._bind else None
@@ -179,7 +179,7 @@ class FairStrategy:
             others = self._members.nodes.keys() - set(cohort)
             orders |= {client: partial(self._order, client, stages, trains=False) for client in sorted(others)}
         rank_zero_info(f"round {index} ({index + 1} of {server.rounds}): {len(nodes)} of {len(cohort)} clients train")
-        answers, missing, silent = self._asked(orders)
+        answers, missing, silent = self._exchanged(orders, MessageType.TRAIN, Answer)
         silent |= {client for client in cohort if client not in nodes}
         missing |= {client: "it is not connected" for client in cohort if client not in nodes}
         if stages:
@@ -197,27 +197,27 @@ class FairStrategy:
         evaluated = server.evaluated_params if others else None
         return packed(message, **vars(Order(trains, tuple(stages), evaluated)), **self._besides)
 
-    def _asked(self, orders: Mapping[int, _Order]) -> tuple[dict[int, Answer], dict[int, str], set[int]]:
-        """Answers by client, why others have none, and who said nothing at all."""
-        answers: dict[int, Answer] = {}
-        missing: dict[int, str] = {}
-        replies = self._exchanged(orders, MessageType.TRAIN)
-        silent = {client for client, reply in replies.items() if reply.silent}
-        for client in list(replies):
-            found = self._opened(replies.pop(client), Answer)
-            if isinstance(found, Answer):
-                answers[client] = found
-            else:
-                missing[client] = found
-        return answers, missing, silent
-
-    def _exchanged(self, orders: Mapping[int, _Order], kind: str) -> dict[int, Reply]:
-        """Replies by client, in the order of the clients' ids whatever the order of arrival."""
-        clients = {self._members.nodes[client]: client for client in orders}
+    def _exchanged(
+        self, orders: Mapping[int, _Order], kind: str, form: type[_M]
+    ) -> tuple[dict[int, _M], dict[int, str], set[int]]:
+        """Answers by client and by ascending id, why others have none, and who said nothing at all."""
+        clients = {self._members.nodes[client]: client for client in sorted(orders)}
         contents = {node: orders[client] for node, client in clients.items()}
         replies = self._mailbox.send(contents, kind, str(self.server.round), self._timeout)
         replies |= self._mailbox.collect(self._timeout)
-        return {client: replies[node] for node, client in sorted(clients.items(), key=lambda item: item[1])}
+        answers: dict[int, _M] = {}
+        missing: dict[int, str] = {}
+        silent = {client for node, client in clients.items() if replies[node].silent}
+        for node, client in clients.items():
+            reply = replies.pop(node)  # a model may be large, so one is held twice at a time
+            if reply.content is None:
+                missing[client] = reply.failure
+                continue
+            try:
+                answers[client] = taken(form, unpacked(reply.content))
+            except MisfitError as flaw:
+                missing[client] = str(flaw)
+        return answers, missing, silent
 
     def _losses_at(self, params: Tensor, clients: Sequence[int]) -> dict[int, Any]:
         orders: dict[int, _Order] = {
@@ -225,20 +225,9 @@ class FairStrategy:
             for client in clients
             if client in self._members.nodes
         }
-        found: dict[int, Any] = dict.fromkeys(clients, "it is not connected")
-        for client, reply in self._exchanged(orders, f"{MessageType.QUERY}.{LOSS}").items():
-            found[client] = self._opened(reply, Loss)
-        return {client: answer.loss if isinstance(answer, Loss) else answer for client, answer in found.items()}
-
-    @staticmethod
-    def _opened(reply: Reply, kind: type[_M]) -> _M | str:
-        """What a reply says, or why it says nothing."""
-        if reply.content is None:
-            return reply.failure
-        try:
-            return taken(kind, unpacked(reply.content))
-        except MisfitError as flaw:
-            return str(flaw)
+        answers, missing, _ = self._exchanged(orders, f"{MessageType.QUERY}.{LOSS}", Loss)
+        absent = dict.fromkeys(clients, "it is not connected")
+        return {**absent, **missing, **{client: answer.loss for client, answer in answers.items()}}
 
     # ---- evaluation
 
@@ -269,6 +258,6 @@ class FairStrategy:
             return
         self._members.connected(range(self.server.num_clients), 1, self._join)
         orders = {client: partial(self._order, client, stages, trains=False) for client in sorted(self._members.nodes)}
-        answers, missing, _ = self._asked(orders)
+        answers, missing, _ = self._exchanged(orders, MessageType.TRAIN, Answer)
         for stage in stages:
             self._take_evaluations(answers, missing, stage, self.server.round)
