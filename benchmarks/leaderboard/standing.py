@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.leaderboard.bootstrap import Interval, Values, difference, mean, worst_tenth
 from benchmarks.leaderboard.suites import Suite
-from fl_lightning.comparison.plan import Measure, Plan, Run, chosen_rates
+from fl_lightning.comparison.plan import Measure, Plan, Run, picked_rates
 from fl_lightning.report import FitRecord
 from fl_lightning.report.conclusion import LOCAL
 from fl_lightning.report.repetitions import Repetition
@@ -80,7 +80,7 @@ class Standing:
     @cached_property
     def picked(self) -> Mapping[str, float | None]:
         """The learning rates of the methods that have runs."""
-        return chosen_rates(self.plan, self._of(self.plan.grid()), ACCURACY)
+        return picked_rates(self.plan, self._of(self.plan.grid()), ACCURACY)
 
     @cached_property
     def results(self) -> Mapping[Run, FitRecord]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.arguments import TEXT, checked
-from fl_lightning.comparison.plan import STAGES, Measure, Plan, Run, chosen_rates
+from fl_lightning.comparison.plan import STAGES, Measure, Plan, Run, picked_rates
 from fl_lightning.comparison.table import filled, notes, table_text
 from fl_lightning.core.storage.files import write_text
 from fl_lightning.lightning.names import rank_zero_warn
@@ -59,7 +59,7 @@ class Comparison:
     @cached_property
     def learning_rates(self) -> Mapping[str, float | None]:
         """The learning rate that was picked for each method."""
-        return chosen_rates(self.plan, self.results, self.measure)
+        return picked_rates(self.plan, self.results, self.measure)
 
     @cached_property
     def rows(self) -> list[MethodSummary]:

@@ -194,14 +194,14 @@ def _test_name(metric: str, names: Mapping[str, Mode]) -> str:
     return next((name for name in (renamed, metric) if name in names), "")
 
 
-def chosen_rates(plan: Plan, results: Mapping[Run, FitRecord], measure: Measure) -> dict[str, float | None]:
+def picked_rates(plan: Plan, results: Mapping[Run, FitRecord], measure: Measure) -> dict[str, float | None]:
     """The learning rate of each method: the one that is best on average over the repetitions to pick with.
 
     Learning rates of which a run failed, or ended with a value that is not finite, come behind all others. Of equals,
     the first counts. Methods of which no run is left are missing.
     """
     stage, mode = measure.selected_on, measure.picked_mode or measure.mode
-    chosen: dict[str, float | None] = {}
+    picked: dict[str, float | None] = {}
     for method in plan.methods:
         ranks = []
         for rate in plan.learning_rates:
@@ -214,5 +214,5 @@ def chosen_rates(plan: Plan, results: Mapping[Run, FitRecord], measure: Measure)
             numbers = found.numbers(found.own(measure.picked_by, stage), stage, mode).get(measure.select, {}).values()
             ranks.append((len(numbers), fmean(goodness(n, mode) for n in numbers) if numbers else 0.0, rate))
         if ranks:
-            chosen[method] = max(ranks, key=lambda rank: rank[:2])[2]
-    return chosen
+            picked[method] = max(ranks, key=lambda rank: rank[:2])[2]
+    return picked

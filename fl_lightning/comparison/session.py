@@ -14,7 +14,7 @@ from typing import Any
 from fl_lightning.arguments import check_unused
 from fl_lightning.comparison.comparison import Comparison
 from fl_lightning.comparison.files import check_configuration, owned
-from fl_lightning.comparison.plan import BOUNDS, Bounding, Measure, Plan, Rule, Run, chosen_rates, measure_of, seed_list
+from fl_lightning.comparison.plan import BOUNDS, Bounding, Measure, Plan, Rule, Run, measure_of, picked_rates, seed_list
 from fl_lightning.comparison.pool import Failure, work
 from fl_lightning.comparison.project import Project, described_each
 from fl_lightning.comparison.runner import Runner
@@ -84,7 +84,7 @@ class Session:
             if plan.divisions > 1 and not any(run.division for run in results):
                 self.runner.check_divisions(next(plan.grid()))
             # What would be picked now; runs that are left may change it.
-            picked = chosen_rates(plan, results, self._measure(results.values())) if results else {}
+            picked = picked_rates(plan, results, self._measure(results.values())) if results else {}
             ahead = len(plan) - len(self._finished(plan.runs(picked)))
             _say(f"{self._sizes()} = {len(plan)} runs, of which {len(plan) - ahead} are finished")
             failures = self._run(plan.grid(), ahead)
@@ -92,7 +92,7 @@ class Session:
             if not results:
                 raise RuntimeError(f"all {len(plan)} runs failed, the first with {next(iter(failures.values()))}")
             measure = self._measure(results.values())
-            picked = chosen_rates(plan, results, measure)
+            picked = picked_rates(plan, results, measure)
             failures |= self._run(plan.further(picked))
             comparison = Comparison(plan, self._finished(plan.runs(picked)), failures, measure)
             comparison.write(self.folder)

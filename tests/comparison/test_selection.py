@@ -7,7 +7,7 @@ import pytest
 from made_records import ACCURACY, record, results_of, runs
 
 from fl_lightning.comparison import Comparison
-from fl_lightning.comparison.plan import Measure, Plan, Run, chosen_rates, measure_of, seed_list
+from fl_lightning.comparison.plan import Measure, Plan, Run, measure_of, picked_rates, seed_list
 from fl_lightning.report import ClientValues, MetricSeries
 
 EVEN, UNEVEN = (0.6, 0.6, 0.6, 0.6), (0.9, 0.9, 0.9, 0.1)
@@ -16,14 +16,14 @@ PLAN = Plan(("A",), (0.1, 0.5), (0, 1))
 
 def test_the_rule_decides_between_a_better_mean_and_a_better_worst_tenth():
     results = runs("A", {0.1: [EVEN, EVEN], 0.5: [UNEVEN, UNEVEN]})
-    assert chosen_rates(PLAN, results, ACCURACY) == {"A": 0.5}  # .7 against .6
-    assert chosen_rates(PLAN, results, replace(ACCURACY, select="worst_10")) == {"A": 0.1}  # .1 against .6
+    assert picked_rates(PLAN, results, ACCURACY) == {"A": 0.5}  # .7 against .6
+    assert picked_rates(PLAN, results, replace(ACCURACY, select="worst_10")) == {"A": 0.1}  # .1 against .6
 
 
 def test_the_mean_over_the_seeds_counts_and_of_equals_the_first():
     one_good_seed = runs("A", {0.1: [EVEN, EVEN], 0.5: [(1.0,) * 4, (0.1,) * 4]})
-    assert chosen_rates(PLAN, one_good_seed, ACCURACY) == {"A": 0.1}
-    assert chosen_rates(PLAN, runs("A", {0.1: [EVEN, EVEN], 0.5: [EVEN, EVEN]}), ACCURACY) == {"A": 0.1}
+    assert picked_rates(PLAN, one_good_seed, ACCURACY) == {"A": 0.1}
+    assert picked_rates(PLAN, runs("A", {0.1: [EVEN, EVEN], 0.5: [EVEN, EVEN]}), ACCURACY) == {"A": 0.1}
 
 
 def test_it_is_picked_on_validation_and_not_on_test():
@@ -32,18 +32,18 @@ def test_it_is_picked_on_validation_and_not_on_test():
         for rate, val, test in ((0.1, 0.8, 0.2), (0.5, 0.7, 0.9))
         for seed in PLAN.seeds
     )
-    assert chosen_rates(PLAN, results, ACCURACY) == {"A": 0.1}
+    assert picked_rates(PLAN, results, ACCURACY) == {"A": 0.1}
 
 
 def test_a_rate_with_a_failed_or_endless_run_comes_last():
     results = runs("A", {0.1: [EVEN, EVEN], 0.5: [UNEVEN, UNEVEN]})
     del results[Run("A", 0.5, 1)]
-    assert chosen_rates(PLAN, results, ACCURACY) == {"A": 0.1}
+    assert picked_rates(PLAN, results, ACCURACY) == {"A": 0.1}
     results[Run("A", 0.5, 1)] = record({"val_acc": (None,) * 4})  # diverged
-    assert chosen_rates(PLAN, results, ACCURACY) == {"A": 0.1}
+    assert picked_rates(PLAN, results, ACCURACY) == {"A": 0.1}
     del results[Run("A", 0.1, 0)], results[Run("A", 0.1, 1)]
-    assert chosen_rates(PLAN, results, ACCURACY) == {"A": 0.5}
-    assert chosen_rates(PLAN, {}, ACCURACY) == {}
+    assert picked_rates(PLAN, results, ACCURACY) == {"A": 0.5}
+    assert picked_rates(PLAN, {}, ACCURACY) == {}
 
 
 def with_series(one, stage, metric, counted):
@@ -60,7 +60,7 @@ def test_a_rate_that_ends_with_an_infinite_value_of_a_client_comes_last():
     other = record({"val_ppl": (2.0, 2.0, 2.0, 2.0)}, mode="min")
     for first, picked in ((endless, 0.5), (undefined, 0.1)):
         results = {Run("A", rate, seed): one for rate, one in ((0.1, first), (0.5, other)) for seed in PLAN.seeds}
-        assert chosen_rates(PLAN, results, measure) == {"A": picked}
+        assert picked_rates(PLAN, results, measure) == {"A": picked}
     results = results_of({Run("A", None, 0): endless, Run("A", None, 1): other})
     found = Comparison(Plan(("A",), (None,), (0, 1)), results, {}, replace(measure, selected_on=None))
     (row,) = found.rows
@@ -172,9 +172,9 @@ def test_the_worst_client_is_that_of_the_mean_over_the_seeds():
 def test_rates_are_picked_with_the_first_seeds_alone():
     plan = Plan(("A",), (0.1, 0.5), (0, 1, 2), tuning_seeds=1)
     results = runs("A", {0.1: [EVEN, UNEVEN, UNEVEN], 0.5: [UNEVEN, EVEN, EVEN]})
-    assert chosen_rates(plan, results, ACCURACY) == {"A": 0.5}
-    assert chosen_rates(replace(plan, tuning_seeds=2), results, ACCURACY) == {"A": 0.1}, "level, so the first"
-    assert chosen_rates(replace(plan, tuning_seeds=None), results, ACCURACY) == {"A": 0.1}
+    assert picked_rates(plan, results, ACCURACY) == {"A": 0.5}
+    assert picked_rates(replace(plan, tuning_seeds=2), results, ACCURACY) == {"A": 0.1}, "level, so the first"
+    assert picked_rates(replace(plan, tuning_seeds=None), results, ACCURACY) == {"A": 0.1}
 
 
 def test_the_other_seeds_run_with_the_picked_rate_alone():
