@@ -11,6 +11,7 @@ from benchmarks.papers import votes as votes_of
 from benchmarks.papers.experiment import Job, Log
 from benchmarks.papers.records import read
 from benchmarks.papers.sources import MissingDataError
+from benchmarks.papers.tables.fcfl import COMPARED, chosen
 from benchmarks.papers.tables.fcfl_eicu import EICU
 
 ROWS = """\
@@ -58,6 +59,18 @@ def test_every_run_gives_two_accuracies_and_two_gaps(root, forms):
         result = fcfl.execute(replace(run, rounds=(2, 2)), train, test, forms)
         assert [0 <= value <= 1 for value in result.accuracy] == [True, True]
         assert [-1 <= value <= 1 for value in result.disparity] == [True, True]
+
+
+def test_clients_alone_have_models_of_their_own(root):
+    case = next(case for case in COMPARED.cases if case.name == "no budget: alone")
+    job = Job("fcfl-baselines", case.name, 1, 30, root, root, "cpu", {})
+    case.execute(job, Log(job))
+    (line,) = read(job.lines)
+    train = adult.load(root / "Adult" / "adult.data", "race")
+    only = chosen(train, train.clients == 1)
+    own = fcfl.execute(replace(case.run, rounds=(30, 0)), only, only, "library")
+    assert line["others"] == own.accuracy[0]
+    assert line["disparity 2"] == own.disparity[0]
 
 
 def test_look_up_is_the_linear_layer(root):

@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
+import torch
+
 import fl_lightning as fl
 from benchmarks.papers.adult import Adult
 from benchmarks.papers.eicu import FILES, Outcome, load, write_made_up
@@ -17,7 +19,7 @@ from benchmarks.papers.experiment import Case, Experiment, Job, Log
 from benchmarks.papers.fcfl import Run, agnostic, execute, fair_reg, unfair
 from benchmarks.papers.records import Line
 from benchmarks.papers.sources import MissingDataError
-from benchmarks.papers.tables.fcfl import DIVISIONS, NOTHING, divided, draw_points
+from benchmarks.papers.tables.fcfl import DIVISIONS, NOTHING, chosen, divided, draw_points
 
 A = fl.algorithms
 
@@ -40,8 +42,8 @@ def _halves(outcome: Outcome, root: Path | None, seed: int) -> tuple[Adult, Adul
     """Two thirds of the stays for training, and the rest."""
     stays = _made_up(outcome) if root is None else load(root, outcome)
     size = len(stays.labels)
-    train, test = (Adult(*(column[part] for column in stays[:-1]), stays.width) for part in
-                   (slice(0, 2 * size // 3), slice(2 * size // 3, size)))  # fmt: skip
+    order = torch.arange(size)
+    train, test = chosen(stays, order[: 2 * size // 3]), chosen(stays, order[2 * size // 3 :])
     return divided(train, test, 100 + seed)  # shuffled with every seed: stays are in the order of the hospitals
 
 
