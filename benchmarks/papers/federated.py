@@ -238,6 +238,7 @@ class LogRecorder(L.Callback):
                 values = values[counted]
                 summary = fairness_summary(values, evaluation.sizes[counted], True)
                 metrics |= {f"{prefix}{key}": _short(summary[key]) for key in KEPT}
+                values = values[~values.isnan()]  # of clients without test data
                 metrics[f"{prefix}sample_std"] = _short(values.std()) if len(values) > 1 else 0.0
                 if len(values) <= FEW:
                     metrics[f"{prefix}clients"] = [_short(value) for value in values]

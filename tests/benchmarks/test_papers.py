@@ -4,6 +4,7 @@
 import json
 import multiprocessing
 import pickle
+import statistics
 import sys
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from benchmarks.papers import ledger, pages
 from benchmarks.papers.catalog import EXPERIMENTS, experiment
 from benchmarks.papers.experiment import Experiment, Job, Log
 from benchmarks.papers.federated import FederatedCase, Training
-from benchmarks.papers.networks import SoftmaxRegression, mlp
+from benchmarks.papers.networks import SoftmaxRegression, mlp, tiny_resnet
 from benchmarks.papers.pages import DOCS, PLACES, Place
 from benchmarks.papers.records import pack, read, slug
 from benchmarks.papers.report import draw_curves, final, gather, rewritten, tables
@@ -192,7 +193,8 @@ def test_domains_are_tested_whole_and_once(tmp_path):
         task.check(tmp_path)
 
 
-def test_made_up_domains_are_digits(root):
+@pytest.mark.filterwarnings("ignore:clients that train and have nothing to be evaluated on")
+def test_made_up_domains_are_digits(root, tmp_path):
     pair = domain(root, "rendered", 8)
     images, labels = pair.train.tensors
     assert images.shape == (10000, 3, 8, 8)
@@ -205,6 +207,10 @@ def test_made_up_domains_are_digits(root):
     data = task.federate(root, 0, 4)
     assert data.client_sizes.tolist() == [60, 60, 100, 100]
     assert data.val_dataloader().sizes.tolist() == [20, 0, 20, 0]
+    case = case_of(task=task, network=tiny_resnet, rounds=1, training=Training(1.0, 60))
+    (line,) = execute(case, job_of(case, root, tmp_path / "out", 1))  # where two clients have no test data
+    assert line["sample_std"] == pytest.approx(statistics.stdev(line["clients"]), abs=1e-4)
+    assert len(line["clients"]) == 2
 
 
 def test_a_client_that_overfits_comes_first(root, tmp_path):
