@@ -20,13 +20,11 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """One run; a later one with the same folder goes on from where this one ended."""
     folder = Path(str(context.run_config["folder"])).expanduser()
-    strategy = FairStrategy(
-        model=task.initial_model(),
-        strategy=task.STRATEGY,
-        num_clients=len(task.SITES),
+    federation = FairStrategy(
+        fl.FederatedServer(task.initial_model(), task.STRATEGY, num_clients=len(task.SITES)),
         checkpoint=folder,
         logger=CSVLogger(folder, name="logs"),
         callbacks=[fl.callbacks.ClientTable(), fl.callbacks.Report(folder / "report.html")],
     )
-    model = strategy.start(grid, num_rounds=int(context.run_config["rounds"]))
+    model = federation.start(grid, num_rounds=int(context.run_config["rounds"]))
     print(f"digest of the weights: {task.digest(model)}", flush=True)

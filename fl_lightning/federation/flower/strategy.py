@@ -14,14 +14,13 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fl_lightning.algorithms.records import Reads
-from fl_lightning.arguments import ANY, DEVICE, Bounds, Example, altered, checked
+from fl_lightning.arguments import ANY, Bounds, altered, checked
 from fl_lightning.core.records import EvaluationRecord, RoundRecord, client_label
 from fl_lightning.federation.door import MisfitError, said
 from fl_lightning.federation.federated_server import FederatedServer
 from fl_lightning.federation.flower.messages import LOSS, Answer, Loss, Order, Origin, packed, taken, unpacked
 from fl_lightning.federation.flower.nodes import Mailbox, Members
 from fl_lightning.federation.server_run import ServerRun
-from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning.names import Callback, LightningModule, Logger, rank_zero_info, rank_zero_warn
 from fl_lightning.report.number_formats import plural
 
@@ -43,9 +42,7 @@ class FairStrategy:
     every round a checkpoint is written. A run that finds one goes on from it, bit for bit.
 
     Args:
-        model: the LightningModule with the initial weights.
-        strategy: what ``Trainer(strategy=...)`` takes, and :class:`fl_lightning.FederatedServer`.
-        num_clients: registered clients, with ids from 0 on (:func:`lightning_client_app`).
+        server: the server, which says what is computed; it is not told ``rounds``.
         checkpoint: folder of ``last.ckpt``.
         round_timeout: seconds that clients of a round have; ``None``: as long as it takes. Later replies do not count.
         join_timeout: seconds to wait at the beginning for all clients, and before a round as long as fewer than
@@ -58,8 +55,6 @@ class FairStrategy:
         callbacks: those of :mod:`fl_lightning.callbacks` that read records.
         bind_keys: a client id belongs to the public key of the node that came with it first. Needs nodes that are
             registered and authenticated; without, any node may say that it is any client.
-        precision: as in :class:`fl_lightning.FederatedServer`.
-        device: where the server computes.
 
     Attributes:
         server: the server.
@@ -68,7 +63,7 @@ class FairStrategy:
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range, or the method cannot run apart from its clients.
+        ValueError: an argument is out of range.
 
     Example::
 
@@ -77,23 +72,14 @@ class FairStrategy:
         @app.main()
         def main(grid, context):
             strategy = fl.FederatedStrategy(fl.algorithms.FedLF(), clients_per_round=3)
-            FairStrategy(Model(), strategy, num_clients=4).start(grid, num_rounds=200)
+            server = fl.FederatedServer(Model(), strategy, num_clients=4)
+            FairStrategy(server).start(grid, num_rounds=200)
     """
 
-    @checked(
-        model=Example("fl.ClientModule(net)"),
-        num_clients=Bounds(1),
-        round_timeout=Bounds(above=0),
-        join_timeout=Bounds(0),
-        evaluate_every=Bounds(1),
-        logger=ANY,
-        device=DEVICE,
-    )
+    @checked(round_timeout=Bounds(above=0), join_timeout=Bounds(0), evaluate_every=Bounds(1), logger=ANY)
     def __init__(
         self,
-        model: LightningModule,
-        strategy: FederatedStrategy,
-        num_clients: int,
+        server: FederatedServer,
         checkpoint: str | Path = "run",
         round_timeout: float | None = 600.0,
         join_timeout: float = 120.0,
@@ -103,19 +89,17 @@ class FairStrategy:
         logger: Logger | Sequence[Logger] | None = None,
         callbacks: Sequence[Callback] = (),
         bind_keys: bool = False,
-        precision: Literal["32-true", "64-true", "bf16-true", "16-true"] = "32-true",
-        device: str = "cpu",
     ) -> None:
-        self.server = FederatedServer(model, strategy, num_clients, precision, device)
+        self.server = server
         self.records: list[RoundRecord] = []
         self.last_evaluation: EvaluationRecord | None = None
         self._folder, self._timeout, self._join = Path(checkpoint), round_timeout, join_timeout
         self._evaluation, self._every, self._test, self._bind = evaluation, evaluate_every, test, bind_keys
         self._loggers = [] if logger is None else [logger] if isinstance(logger, Logger) else list(logger)
         self._callbacks = callbacks
-        if self.server.options.needs.requery:
+        if server.options.needs.requery:
             rank_zero_warn(
-                f"{self.server.options.called} asks clients for losses in the middle of a round, at several points one "
+                f"{server.options.called} asks clients for losses in the middle of a round, at several points one "
                 "after the other. Over a network each point costs a message to every client of the round, and Flower "
                 "starts a process for each"
             )
@@ -149,7 +133,7 @@ class FairStrategy:
         """
         server = self.server
         if server.rounds is not None:
-            raise ValueError("start can be called once: make another FairStrategy, which goes on from the checkpoint")
+            raise ValueError("start can be called once: make another server, which goes on from the checkpoint")
         server.rounds = num_rounds
         run = self._run = ServerRun(server, self._folder, self._loggers, self._callbacks)
         extra = run.resume() or {"federation": token_hex(8), "keys": {}}

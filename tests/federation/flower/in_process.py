@@ -132,9 +132,9 @@ def federation(tmp_path, algorithm, rounds=3, module=Classifier, options=None, l
     made = client_app(tmp_path, common, module, options, trainer)
     nodes = {100 + k: made for k in range(clients)} | {100 + k: app for k, app in (apps or {}).items()}
     grid = InProcess(nodes, {100 + k: {"client-id": k} for k in range(clients)}, lose)
-    strategy = FairStrategy(
-        fresh(module, **(options or {})), common, clients, checkpoint=tmp_path / "run", join_timeout=0.5, **own,
-    )  # fmt: skip
+    precision = (trainer or {}).get("precision", "32-true")
+    server = fl.FederatedServer(fresh(module, **(options or {})), common, clients, precision)
+    strategy = FairStrategy(server, checkpoint=tmp_path / "run", join_timeout=0.5, **own)
     if rounds:
         strategy.start(grid, rounds)
     return strategy, grid

@@ -97,7 +97,7 @@ class Recorded:
 
         nodes = range(100, 104)
         strategy = FairStrategy(
-            fresh(), self.strategy_of(), 4, self.folder / f"run {next(self.numbers)}",
+            fl.FederatedServer(fresh(), self.strategy_of(), 4), self.folder / f"run {next(self.numbers)}",
             join_timeout=0.05, round_timeout=5,
         )  # fmt: skip
         strategy.start(InProcess(dict.fromkeys(nodes, node), {k: {} for k in nodes}), ROUNDS)

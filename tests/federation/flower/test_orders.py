@@ -24,7 +24,8 @@ class Nodes:
 
     def __init__(self, tmp_path, method=FedAvg, fails=None, **options):
         own = {"checkpoint": tmp_path, "join_timeout": 0.05, "round_timeout": 0.05, **of_flower(options)}
-        self.strategy = FairStrategy(fresh(), fl.FederatedStrategy(method(), seed=5, **options), 4, **own)
+        strategy = fl.FederatedStrategy(method(), seed=5, **options)
+        self.strategy = FairStrategy(fl.FederatedServer(fresh(), strategy, 4), **own)
         self.fails, self.orders, self.losses = fails or (lambda client, index: None), {}, []
         nodes = {100 + k: self._answer for k in range(4)}
         self.grid = InProcess(nodes, {node: {} for node in nodes}, self._arrives)
@@ -141,7 +142,7 @@ def test_losses_are_those_at_the_parameters_that_the_method_asks_for(tmp_path):
      ("gram", "rows", "in clear"), ("rows", "gram", "in clear"), ("sums", "rows", "in clear")],
 )  # fmt: skip
 def test_a_server_sees_what_either_half_of_the_method_reads(server, client, words):
-    strategy = FairStrategy(fresh(), fl.FederatedStrategy(), 4)
+    strategy = FairStrategy(fl.FederatedServer(fresh(), fl.FederatedStrategy(), 4))
     strategy.server.algorithm.reads, strategy.server.client_rule.reads = server, client
     assert words in strategy.privacy
 

@@ -37,10 +37,9 @@ def compare(tmp_path, method, rounds=3, module=Classifier, options=None, trainer
         fresh(module, **(options or {})), rounds, data=federated_blobs(4), callbacks=[records], logger=logged,
         algorithm=method(), client=None if client is None else client(), **shared, **(trainer or {}),
     )  # fmt: skip
-    precision = (trainer or {}).get("precision", "32-true")
     strategy, grid = federation(
         tmp_path, method, rounds, module, options, client=client, trainer={"accelerator": "cpu", **(trainer or {})},
-        logger=apart_logged, precision=precision, **shared,
+        logger=apart_logged, **shared,
     )  # fmt: skip
     assert torch.equal(weights(strategy.model), weights(inside.module))
     assert len(strategy.records) == rounds
