@@ -73,18 +73,13 @@ class RoundProgress:
             # Local training is over, so these are what Lightning is going to log at the end of the epoch.
             results = self._loop._results.metrics(on_step=False)
             metrics, epoch = {**metrics, **results["callback"]}, results["log"]
-        return {
-            "closed": self.closed,
-            "validated": self.validated,
-            "steps_before": self.steps_before,
-            "metrics": _saved(metrics),
-            "epoch": _saved(epoch),
-        }
+        flags = {"closed": self.closed, "validated": self.validated, "steps_before": self.steps_before}
+        return {**flags, "metrics": _saved(metrics), "epoch": _saved(epoch)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what :meth:`state_dict` returned; :meth:`resume` does the rest once the trainer is ready."""
-        self._loaded, self.closed, self.validated = state, state["closed"], state["validated"]
-        self.steps_before = state["steps_before"]
+        self._loaded = state
+        self.closed, self.validated, self.steps_before = (state[n] for n in ("closed", "validated", "steps_before"))
 
     def resume(self) -> None:
         """Brings counters and metrics to where the fit can go on; called when a fit has loaded what it loads.
@@ -120,10 +115,6 @@ class RoundProgress:
 
 def _saved(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Copies that any ``torch.load`` reads: tensors on the CPU and Python's own numbers."""
-    saved: dict[str, Any] = {}
-    for name, value in metrics.items():
-        if isinstance(value, Tensor):
-            saved[name] = value.detach().cpu().clone()
-        elif isinstance(value, (int, float)):
-            saved[name] = int(value) if isinstance(value, int) else float(value)
-    return saved
+    tensors = {name: value.detach().cpu().clone() for name, value in metrics.items() if isinstance(value, Tensor)}
+    numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
+    return tensors | numbers
