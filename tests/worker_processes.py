@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from resuming import Project, differences
 from support import Classifier
 
 import fl_lightning as fl
@@ -54,6 +55,27 @@ class Failing(Classifier):
                 raise type("LocalError", (Exception,), {})("cannot travel")
             os.kill(os.getpid(), signal.SIGKILL)
         return super().training_step(batch, batch_idx)
+
+
+def some(values, quick):
+    """Cases of all values, those that are not quick among the slow ones."""
+    return [pytest.param(value, marks=() if value in quick else pytest.mark.slow) for value in values]
+
+
+def compared(folder, module, algorithm=fl.algorithms.FedAvg, fallback=None, **options):
+    """Fits a module with every executor, which must not differ."""
+    outcomes = []
+    for executor in EXECUTORS:
+        strategy = {"clients_per_round": 5, **options, "executor": executor}
+        rounds = getattr(module, "rounds", 2)
+        outcomes.append(Project(algorithm, module=module, strategy=strategy, rounds=rounds).fit(folder))
+    one, *others = outcomes
+    shown = [{k: repr(v) for k, v in o.trainer.callback_metrics.items() if k != "fed/seconds"} for o in outcomes]
+    for other, values in zip(others, shown[1:], strict=True):
+        found = differences(one.state, other.state) + differences(one.rows, other.rows)
+        assert not found, found[:5]
+        assert values == shown[0]
+        assert other.strategy.executor_fallback == fallback
 
 
 FORKS = [

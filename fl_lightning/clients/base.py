@@ -24,40 +24,22 @@ class CohortExecutor(ABC):
     """Runs the clients of a fit. It holds settings alone, so one object serves any number of fits."""
 
     def obstacle(self, clients: ClientRunner) -> str | None:
-        """Why this fit's clients have to train one after the other in this process; ``None`` if they need not.
-
-        The fit then logs the sentence once and uses :class:`Sequential`.
-
-        Args:
-            clients: trains single clients of the fit that is about to begin.
-        """
+        """Why this fit's clients have to train one after the other in this process; ``None`` if they need not."""
         return None
 
     @abstractmethod
     def runner(self, clients: ClientRunner) -> CohortRunner:
-        """Makes the object that runs the rounds of one fit.
-
-        Args:
-            clients: trains single clients of that fit.
-        """
+        """Makes the object that runs the rounds of the fit whose single clients ``clients`` trains."""
 
     def update_rows(self, binding: BoundParameters, capacity: int) -> UpdateRows:
-        """Makes the matrix of a round's updates.
-
-        Args:
-            binding: the bound module.
-            capacity: the largest number of clients in a round.
-        """
+        """Makes the matrix of a round's updates, for at most ``capacity`` clients."""
         return UpdateRows(binding, capacity, self.rows)
 
     def rows(self, number: int, like: Tensor) -> Tensor:
-        """Allocates uninitialised memory for the updates ``[number, n]`` of a round, whose rows are contiguous.
+        """Allocates uninitialised memory ``[number, n]`` for the updates of a round, in contiguous rows.
 
-        Here every row starts at a 64-byte boundary. Other memory gives the same bits.
-
-        Args:
-            number: the largest number of clients in a round.
-            like: ``[n]`` the global parameters, whose dtype and device the rows have.
+        ``like [n]`` are the global parameters, whose dtype and device the rows have. Here every row starts at a 64-byte
+        boundary. Other memory gives the same bits.
         """
         return empty_rows(number, like)
 
@@ -80,18 +62,16 @@ def bound_here(clients: ClientRunner) -> str | None:
 class CohortRunner(ABC):
     """Trains the clients of one fit, round by round.
 
-    Attributes:
-        fallback: why clients train one after the other although the executor was made for something else, or ``None``.
+    ``fallback`` says why clients train one after the other although the executor was made for something else.
     """
 
     fallback: str | None = None
 
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:
-        """The cohort is known. Nothing is to be trained yet: callbacks may still change the module.
+        """These clients will train, in the order in which :meth:`train` asks for them.
 
-        Args:
-            tasks: the clients that will train, in the order in which :meth:`train` asks for them; clients that dropped
-                out or have no data are not among them.
+        Those that dropped out or have no data are not among them. Nothing is to be trained yet: callbacks may still
+        change the module.
         """
 
     @abstractmethod
@@ -100,27 +80,19 @@ class CohortRunner(ABC):
 
         Row ``task.index`` of the round's rows then holds the client's update. Everything that the client left behind
         has happened in this process: its steps are counted, what it logged is logged, its optimizer state and what its
-        rule needs for ``commit`` are in their places (``clients.visits.Replays`` does all that). The caller puts
-        parameters, buffers and optimizers back, also after an error.
-
-        Raises:
-            Exception: what the client's training raised; the round may go on with the next task.
+        rule needs for ``commit`` are in their places (:class:`clients.visits.Replays`). The caller puts parameters,
+        buffers and optimizers back, also after an error. What the client's training raised is raised here; the round
+        may go on with the next task.
         """
 
     def losses(self, clients: Sequence[int], measure: Callable[[int], float]) -> list[float]:
-        """Losses of clients at other parameters, for methods that ask again.
-
-        Args:
-            clients: in the order of the losses.
-            measure: gives the loss of one client; the order of calls has no effect on it.
-        """
+        """Losses of clients at other parameters, for methods that ask again; ``measure`` gives that of one client."""
         return [measure(client) for client in clients]
 
     def end_round(self) -> None:
         """All tasks were handed over; called before the updates are combined.
 
-        Raises:
-            ValueError: what :meth:`ClientRunner.check_round` says in another process that has trained clients.
+        A ValueError is what :meth:`ClientRunner.check_round` says in another process that has trained clients.
         """
 
     def close(self) -> None:

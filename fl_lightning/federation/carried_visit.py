@@ -145,7 +145,7 @@ class CarriedVisit(Visit):
             config.scheduler.load_state_dict(state)
         self.side.schedules.load_state_dict(shared.schedules)
 
-    def take_module(self) -> None:
+    def begin_round(self) -> None:
         """Takes back what ``configure_optimizers`` has done to the module: it did so before."""
         self._begun.put_back()
 

@@ -12,13 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from fl_lightning.clients.base import (
-    AheadRunner,
-    CohortExecutor,
-    CohortRunner,
-    SequentialRunner,
-    bound_here,
-)
+from fl_lightning.clients.base import AheadRunner, CohortExecutor, CohortRunner, SequentialRunner, bound_here
 from fl_lightning.clients.client_optimizers import scheduled_state
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.visits import Outcome
@@ -29,10 +23,11 @@ from fl_lightning.federation.messages import ServerMessage
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.module.contents import PLAIN
-from fl_lightning.lightning.names import LightningDataModule, Trainer
+from fl_lightning.lightning.names import LightningDataModule
 
 Work: TypeAlias = Callable[[bytes, bytes], bytes]
 _Rule = TypeVar("_Rule")
+_SETTINGS = ("gradient_clip_algorithm", "gradient_clip_val", "max_epochs", "max_steps")
 
 
 class Executor(CohortExecutor):
@@ -175,23 +170,16 @@ def _bare(rule: _Rule) -> _Rule:
 
 def _settings(clients: ClientRunner) -> dict[str, Any]:
     """What a trainer does to visits."""
-    trainer: Trainer = clients.trainer
-    kind = clients.global_params.device.type
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    trainer, kind, batches = clients.trainer, clients.global_params.device.type, clients.batches
+    strict = torch.are_deterministic_algorithms_enabled() and (
+        "warn" if torch.is_deterministic_algorithms_warn_only_enabled() else True
+    )
     return {
-        "accelerator": "gpu" if kind == "cuda" else kind,
-        "plugins": [trainer.precision_plugin],
-        "gradient_clip_val": trainer.gradient_clip_val,
-        "gradient_clip_algorithm": trainer.gradient_clip_algorithm,
-        "accumulate_grad_batches": clients.batches.window,
-        "limit_train_batches": clients.batches.limit,
-        "max_epochs": trainer.max_epochs,
-        "max_steps": trainer.max_steps,
-        "deterministic": "warn" if deterministic and warns else deterministic,
-        "detect_anomaly": torch.is_anomaly_enabled(),
+        **{name: getattr(trainer, name) for name in _SETTINGS}, "accelerator": "gpu" if kind == "cuda" else kind,
+        "plugins": [trainer.precision_plugin], "accumulate_grad_batches": batches.window,
+        "limit_train_batches": batches.limit, "deterministic": strict, "detect_anomaly": torch.is_anomaly_enabled(),
         "benchmark": torch.backends.cudnn.benchmark,
-    }
+    }  # fmt: skip
 
 
 def _face(logger: Any) -> Any:

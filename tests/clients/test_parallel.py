@@ -10,7 +10,7 @@ import torch
 from resuming import ALGORITHMS, Project, SaveAt, assert_equal
 from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer, weights
 from torch.utils.data import DataLoader, Dataset
-from worker_processes import EXECUTORS, FORKS, HERE, TWO
+from worker_processes import EXECUTORS, FORKS, HERE, TWO, some
 
 import fl_lightning as fl
 from fl_lightning.clients.parallel import ParallelRunner
@@ -43,11 +43,6 @@ def compare(folder, make_strategy=dict, alone=False, **options):
 # ---- the same bits
 
 QUICK = ("FedAvg", "QFedAvg", "FCFL", "SCAFFOLD", "MOON", "Ditto")
-
-
-def some(names, quick):
-    """All names, those that are not quick among the slow cases."""
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
 
 
 @pytest.mark.parametrize("name", some(sorted(ALGORITHMS), QUICK))
@@ -200,12 +195,3 @@ def test_one_executor_serves_several_fits(executor):
         quiet_trainer(fl.FederatedStrategy(clients_per_round=3, executor=executor), 2).fit(module, federated_blobs())
         found.append(weights(module))
     assert torch.equal(*found)
-
-
-# ---- arguments and order
-
-
-@pytest.mark.parametrize("workers", [0, -1, 1.5, True, "two"])
-def test_numbers_of_workers_that_make_no_sense(workers):
-    with pytest.raises((TypeError, ValueError), match=r"workers of Parallel must be .* a positive integer, found"):
-        fl.executors.Parallel(workers=workers)

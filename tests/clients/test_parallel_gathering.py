@@ -6,11 +6,12 @@ from collections import defaultdict, deque
 import pytest
 import torch
 import torchmetrics
-from resuming import ALGORITHMS, Project, differences
+from resuming import ALGORITHMS
 from support import CLASSES, Classifier
+from torch import nn
 from torch.nn import functional as F
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassF1Score
-from worker_processes import EXECUTORS, FORKS
+from worker_processes import FORKS, compared, some
 
 pytestmark = FORKS
 
@@ -141,6 +142,8 @@ class Everywhere(Classifier):
 class Sometimes(Segmenting):
     """Gathers in later rounds only, and another list in the last."""
 
+    rounds = 3
+
     def __init__(self, **options):
         super().__init__(**options)
         self.late = []
@@ -187,32 +190,98 @@ class Both(Template, Segmenting):
         return loss
 
 
-PARALLEL = [Template, Collected, Segmenting, Everywhere, Sometimes, Restarting]
+class Noting(Classifier):
+    """The last loss of each batch index is kept in a dictionary, and averaged in a hook."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.losses = {}
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.losses[batch_idx] = loss.detach()
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("mean", torch.stack([*self.losses.values()]).mean())
+        self.losses.clear()
 
 
-def compared(tmp_path, module, **options):
-    """Fits with every executor, which must not differ."""
-    outcomes = []
-    for executor in EXECUTORS:
-        strategy = {"clients_per_round": 5, **options, "executor": executor}
-        algorithm = strategy.pop("algorithm", ALGORITHMS["FedAvg"])
-        rounds = 3 if module is Sometimes else 2
-        outcomes.append(Project(algorithm, module=module, strategy=strategy, rounds=rounds).fit(tmp_path))
-    one, *others = outcomes
-    for other in others:
-        found = differences(one.state, other.state) + differences(one.rows, other.rows)
-        assert not found, found[:5]
-        assert other.strategy.executor_fallback is None
-    shown = [{k: repr(v) for k, v in o.trainer.callback_metrics.items() if k != "fed/seconds"} for o in outcomes]
-    assert all(each == shown[0] for each in shown)
+class LogsItself(Classifier):
+    def training_step(self, batch, batch_idx):
+        self.logger.log_metrics({"direct": float(batch_idx)}, step=batch_idx)
+        return super().training_step(batch, batch_idx)
 
 
-def some(values, quick):
-    """All of them, those that are not quick among the slow cases."""
-    return [pytest.param(value, marks=() if value in quick else pytest.mark.slow) for value in values]
+class Looking(Classifier):
+    def training_step(self, batch, batch_idx):
+        factor = 1.5 if "val_loss" in self.trainer.callback_metrics else 1.0
+        return factor * super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize("module", some(PARALLEL, (Template, Segmenting, Everywhere)))
+class Stopping(Classifier):
+    rounds = 3
+
+    def training_step(self, batch, batch_idx):
+        if self.current_epoch == 1:
+            self.trainer.should_stop = True
+        return super().training_step(batch, batch_idx)
+
+
+class TwoSteps(Classifier):
+    """Steps twice per batch and looks at the number of steps, which no other client changes."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        for _ in range(2):
+            loss = super().training_step(batch, batch_idx) * (1 + 0.01 * (self.global_step % 5))
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        return loss
+
+
+class Recurrent(Classifier):
+    """Reads the features one after the other; the cell keeps its parameters in a list as well."""
+
+    def __init__(self, cell=nn.LSTM, **options):
+        super().__init__(**options)
+        self.cell, self.head = cell(1, 5, num_layers=2, batch_first=True), nn.Linear(5, CLASSES)
+
+    def training_step(self, batch, batch_idx):
+        out, _ = self.cell(batch[0].unsqueeze(-1))
+        return F.cross_entropy(self.head(out[:, -1]), batch[1]) + super().training_step(batch, batch_idx)
+
+
+class Listed(Classifier):
+    """Keeps parameters and a buffer in plain attributes too, as penalties and logs of norms need them."""
+
+    def __init__(self, **options):
+        super().__init__(norm=True, **options)
+        self.own = list(self.net.parameters())
+        self.by_name = {"all": dict(self.net.named_parameters()), "means": list(self.net.buffers())}
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) + 1e-3 * sum(p.square().sum() for p in self.own)
+
+
+class Gated(Recurrent):
+    def __init__(self, **options):
+        super().__init__(nn.GRU, **options)
+
+
+PARALLEL = [
+    Template, Collected, Segmenting, Everywhere, Sometimes, Restarting, Noting, LogsItself, Looking, Stopping, TwoSteps,
+    Recurrent, Gated, Listed,
+]  # fmt: skip
+QUICK = (Template, Segmenting, Everywhere, Noting, LogsItself, TwoSteps, Recurrent, Listed)
+
+
+@pytest.mark.parametrize("module", some(PARALLEL, QUICK))
 def test_what_clients_gather_reaches_the_fit_with_the_same_bits(tmp_path, module):
     compared(tmp_path, module)
 

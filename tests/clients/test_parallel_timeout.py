@@ -2,7 +2,6 @@
 """Workers that stop or wait for ever: their clients have failed, and the fit goes on."""
 
 import os
-import re
 import signal
 import time
 
@@ -81,20 +80,3 @@ def test_time_that_callbacks_take_is_not_the_clients():
     _, strategy, trainer = in_workers(rounds=1, timeout=2.5, callbacks=[Thinking()])
     assert trainer.current_epoch == 1
     assert strategy.executor_fallback is None
-
-
-@pytest.mark.parametrize(
-    ("timeout", "error"),
-    [
-        (0, ValueError),
-        (-1.0, ValueError),
-        (float("inf"), ValueError),
-        (float("nan"), ValueError),
-        (True, TypeError),
-        ("1 s", TypeError),
-    ],
-)
-def test_timeouts_that_make_no_sense(timeout, error):
-    rule = f"timeout of Parallel must be None or a positive, finite number, found {timeout!r}"
-    with pytest.raises(error, match=f"^{re.escape(rule)}$"):
-        fl.executors.Parallel(timeout=timeout)

@@ -17,7 +17,7 @@ import torchmetrics
 from resuming import Project, differences
 from support import Classifier, blobs, fresh, train, weights
 from torch import nn
-from worker_processes import EXECUTORS, FORKS, HERE, TWO, Failing
+from worker_processes import EXECUTORS, FORKS, HERE, TWO, Failing, compared
 
 import fl_lightning as fl
 from fl_lightning.algorithms import ClientRule
@@ -29,26 +29,6 @@ pytestmark = FORKS
 def fit_in_workers(module=None, rounds=2, **options):
     """A fit in two processes; the last client of a round waits for one that is done."""
     return train(module, rounds, **{"clients_per_round": 5, "executor": TWO, **options})
-
-
-# ---- traces in objects of the parent
-
-
-class Noting(Classifier):
-    """The last loss of each batch index is kept in a dictionary, and averaged in a hook."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.losses = {}
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.losses[batch_idx] = loss.detach()
-        return loss
-
-    def on_train_epoch_end(self):
-        self.log("mean", torch.stack([*self.losses.values()]).mean())
-        self.losses.clear()
 
 
 class Measuring(Classifier):
@@ -76,76 +56,18 @@ class Iterating(Classifier):
         return super().training_step(batch, batch_idx) * next(self.numbers)
 
 
-class LogsItself(Classifier):
-    def training_step(self, batch, batch_idx):
-        self.logger.log_metrics({"direct": float(batch_idx)}, step=batch_idx)
-        return super().training_step(batch, batch_idx)
-
-
-class Looking(Classifier):
-    def training_step(self, batch, batch_idx):
-        factor = 1.5 if "val_loss" in self.trainer.callback_metrics else 1.0
-        return factor * super().training_step(batch, batch_idx)
-
-
-class Stopping(Classifier):
-    def training_step(self, batch, batch_idx):
-        if self.current_epoch == 1:
-            self.trainer.should_stop = True
-        return super().training_step(batch, batch_idx)
-
-
-class TwoSteps(Classifier):
-    """Steps twice per batch and looks at the number of steps, which no other client changes."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.automatic_optimization = False
-
-    def training_step(self, batch, batch_idx):
-        optimizer = self.optimizers()
-        for _ in range(2):
-            loss = super().training_step(batch, batch_idx) * (1 + 0.01 * (self.global_step % 5))
-            optimizer.zero_grad()
-            self.manual_backward(loss)
-            optimizer.step()
-        return loss
-
-
-TRACES = {
-    Noting: None,
-    Measuring: "what clients add to metric 'seen' (RunningMean) cannot be joined",
-    Iterating: "attribute 'numbers' (list_iterator) cannot be put back after a client",
-    LogsItself: None,
-    Looking: None,
-    Stopping: None,
-    TwoSteps: None,
-}
-
-
 @pytest.mark.parametrize(
-    "module",
+    ("module", "reason"),
     [
-        pytest.param(m, id=m.__name__, marks=() if m in (Noting, Measuring, LogsItself, TwoSteps) else pytest.mark.slow)
-        for m in TRACES
+        (Measuring, "what clients add to metric 'seen' (RunningMean) cannot be joined"),
+        (Iterating, "attribute 'numbers' (list_iterator) cannot be put back after a client"),
     ],
 )
-def test_traces_are_carried_or_clients_train_in_turn(tmp_path, caplog, module):
-    outcomes = []
+def test_clients_train_in_turn_where_something_runs_on_from_one_to_the_next(tmp_path, caplog, module, reason):
     with caplog.at_level(logging.INFO):
-        for executor in EXECUTORS:
-            strategy = {"executor": executor, "clients_per_round": 5}
-            outcomes.append(Project(module=module, strategy=strategy, rounds=3).fit(tmp_path))
+        compared(tmp_path, module, fallback=reason)
     said = [r.getMessage() for r in caplog.records if " trains this fit's clients one after" in r.getMessage()]
-    assert len(said) == (0 if TRACES[module] is None else 2)
-    for outcome in outcomes[1:]:
-        found = differences(outcomes[0].state, outcome.state) + differences(outcomes[0].rows, outcome.rows)
-        assert not found, found[:5]
-        reason = outcome.strategy.executor_fallback
-        assert (reason is None) == (TRACES[module] is None)
-        if reason is not None:
-            assert TRACES[module] in reason
-            assert said.pop().endswith(reason)
+    assert [words.endswith(reason) for words in said] == [True, True]
 
 
 class Counting(ClientRule):

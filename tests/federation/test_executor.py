@@ -115,7 +115,13 @@ def test_workers_that_cannot_be_started_end_the_fit():
 
 
 class Asks(Classifier):
-    """Depends on what a worker's trainer says of the fit, and on the data module's hooks."""
+    """Depends on what a worker's trainer says of the fit, on the data module, and on how often hooks have run."""
+
+    made = 0
+
+    def configure_optimizers(self):
+        self.made += 1
+        return super().configure_optimizers()
 
     def training_step(self, batch, batch_idx):
         trainer = self.trainer
@@ -125,7 +131,7 @@ class Asks(Classifier):
             trainer.gradient_clip_val,
             len(trainer.loggers),
         )
-        self.log("known", float(sum(known)) + self.trainer.datamodule.bonus)
+        self.log("known", float(sum(known)) + self.trainer.datamodule.bonus + 100 * self.made)
         assert isinstance(self.logger, L.pytorch.loggers.CSVLogger)
         return super().training_step(batch, batch_idx) * (1 + sum(known) / 1000)
 
