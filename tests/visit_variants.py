@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many small modules that keep something from step to step, each with weights of its own, trained side by side."""
+"""Many small modules that keep something from step to step, each with weights of its own, trained side by side.
+
+``LOST`` keep what no message holds: every visit begins as the fit did. ``REFUSED`` change what no visit may change.
+"""
 
 from __future__ import annotations
 
+import argparse
 import array
 import copy
+import enum
+import queue
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
@@ -16,7 +22,8 @@ import lightning as L
 import numpy as np
 import torch
 from torch import nn
-from torchmetrics import MeanMetric, Metric, MetricCollection, SumMetric
+from torch.utils.data import Dataset, TensorDataset
+from torchmetrics import MeanMetric, MetricCollection, MinMaxMetric, RunningMean, SumMetric
 from torchmetrics.classification import BinaryAccuracy
 
 WIDTH = 3
@@ -435,14 +442,6 @@ def moves_a_hidden_teacher(self, x):
         return 1 + 0.1 * self.teachers[0](x).mean()
 
 
-@named(_teacher)
-def replaces_a_hidden_teacher(self, x):
-    self.teachers = [copy.deepcopy(self.teachers[0])]
-    with torch.no_grad():
-        self.teachers[0].bias.add_(0.01)
-        return 1 + 0.1 * self.teachers[0](x).mean()
-
-
 def _statistics(self):
     self.norms = [nn.BatchNorm1d(WIDTH)]
 
@@ -531,22 +530,260 @@ def asks_a_hidden_metric(self, x):
     return 1 + 0.01 * self.ms["a"].compute()
 
 
-@named(keeps(lin=lambda: nn.Linear(WIDTH, 1), done=bool))
-def adds_a_hook_once(self, x):
-    if not self.done:
-        self.lin.register_forward_hook(twice)
-        self.done = True
-    return 1 + 0.1 * self.lin(x).detach().mean()
-
-
-def twice(module, args, output):
-    return 2 * output
-
-
 @named(keeps(drop=lambda: nn.Dropout(0.5)))
 def ends_dropout(self, x):
     self.drop.eval()
     return 1 + 0.1 * self.drop(x).mean()
+
+
+@named(keeps(drop=lambda: nn.Dropout(0.0)))
+def counts_in_a_mode(self, x):
+    before = self.drop.training
+    self.drop.eval()
+    return 1.1 if before else 1.0
+
+
+def _settings(self):
+    self.settings = argparse.Namespace(rate=1.0, table={"a": [1.0]})
+
+
+@named(_settings)
+def anneals_in_a_namespace(self, x):
+    self.settings.rate *= 0.98
+    self.settings.table["a"][0] += 0.01
+    return self.settings.rate * self.settings.table["a"][0]
+
+
+class Phase(enum.Enum):
+    WARM, HOT = 1, 2
+
+
+@named(keeps(phase=lambda: Phase.WARM))
+def turns_an_enum(self, x):
+    before, self.phase = self.phase, Phase.HOT
+    return before.value
+
+
+@named(keeps(shape=lambda: None))
+def remembers_a_shape(self, x):
+    before, self.shape = self.shape, x.shape
+    return 1.0 if before is None else 1 + 0.1 * before[0]
+
+
+@named(keeps(dtype=lambda: torch.float32, device=lambda: None))
+def remembers_a_dtype(self, x):
+    before, self.dtype, self.device = self.dtype, torch.float64, x.device
+    return 1.1 if before == torch.float32 else 1.0
+
+
+class Waiting(queue.Queue):
+    def __deepcopy__(self, memo):
+        made = Waiting()
+        made.queue.extend(self.queue)
+        return made
+
+
+@named(keeps(waiting=Waiting))
+def keeps_a_queue(self, x):
+    self.waiting.put(mean(x))
+    return 1 + 0.1 * self.waiting.queue[0]
+
+
+def _average(self):
+    self.average = self.w.detach().clone()
+
+
+@named(_average)
+def averages_its_weights(self, x):
+    self.average.lerp_(self.w.detach(), 0.1)
+    return 1 + 0.1 * self.average.sum()
+
+
+@named(keeps(m=lambda: RunningMean(3)))
+def asks_a_running_mean(self, x):
+    self.m.update(x.detach().mean())
+    return 1 + 0.1 * self.m.compute()
+
+
+@named(keeps(ms=lambda: [MinMaxMetric(SumMetric())]))
+def asks_a_hidden_wrapper(self, x):
+    self.ms[0].update(x.detach().mean())
+    return 1 + 0.1 * self.ms[0].compute()["max"]
+
+
+# ---- what torch has for it
+
+
+def _second(kind, **options):
+    def start(self):
+        torch.manual_seed(2)
+        self.alpha = torch.ones(1, requires_grad=True)
+        self.second = kind([self.alpha], **options)
+
+    return start
+
+
+def _steps(self, x):
+    loss = (self.alpha * x.detach()).square().mean()
+    self.second.zero_grad()
+    loss.backward()
+    self.second.step()
+    return 1 + 0.1 * self.alpha.detach()
+
+
+variant(_second(torch.optim.Adam, lr=0.05), _steps, "steps_a_second_adam")
+variant(_second(torch.optim.SGD, lr=0.05, momentum=0.9), _steps, "steps_a_second_sgd")
+
+
+def _schedule(self):
+    _second(torch.optim.SGD, lr=0.1)(self)
+    self.schedule = torch.optim.lr_scheduler.StepLR(self.second, 1, 0.7)
+
+
+@named(_schedule)
+def steps_a_schedule(self, x):
+    scale = _steps(self, x)
+    self.schedule.step()
+    return scale
+
+
+def _scaler(self):
+    _second(torch.optim.SGD, lr=0.05)(self)
+    self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+
+
+@named(_scaler)
+def scales_its_gradients(self, x):
+    loss = (self.alpha * x.detach()).square().mean()
+    self.second.zero_grad()
+    self.scaler.scale(loss).backward()
+    self.scaler.step(self.second)
+    self.scaler.update()
+    return 1 + 0.01 * self.scaler.get_scale() + 0.1 * self.alpha.detach()
+
+
+class Memory(Dataset):
+    def __init__(self):
+        self.items = []
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+@named(keeps(memory=Memory))
+def remembers_in_a_data_set(self, x):
+    self.memory.items.append(mean(x))
+    return 1 + 0.1 * self.memory[0]
+
+
+# ---- what no message holds
+
+
+@named(_teacher)
+def replaces_a_hidden_teacher(self, x):
+    self.teachers = [copy.deepcopy(self.teachers[0])]
+    with torch.no_grad():
+        self.teachers[0].bias.add_(0.01)
+        return 1 + 0.1 * self.teachers[0](x).mean()
+
+
+@named(keeps(draw=lambda: None))
+def keeps_a_distribution(self, x):
+    before, self.draw = self.draw, torch.distributions.Normal(mean(x), 1.0)
+    return 1.0 if before is None else 1 + 0.1 * before.mean
+
+
+@named(keeps(function=lambda: None))
+def keeps_a_function(self, x):
+    before, self.function = self.function, lambda: 2.0
+    return 1.0 if before is None else before()
+
+
+@named(keeps())
+def makes_an_optimizer(self, x):
+    if not hasattr(self, "second"):
+        _second(torch.optim.SGD, lr=0.1)(self)
+    return _steps(self, x)
+
+
+def _cached(self):
+    self.lin = nn.Linear(WIDTH, 1)
+
+
+@named(_cached)
+def makes_a_cache(self, x):
+    if not hasattr(self.lin, "cache"):
+        self.lin.register_buffer("cache", torch.ones(()), persistent=False)
+    self.lin.cache *= 0.98
+    return self.lin.cache
+
+
+LOST = {
+    "replaces_a_hidden_teacher": "teachers (a Linear)",
+    "keeps_a_distribution": "draw (a Normal)",
+    "keeps_a_function": "function (a function)",
+    "makes_an_optimizer": "second (a SGD)",
+    "makes_a_cache": "lin.cache (register it in __init__)",
+}
+
+# ---- what no visit may change
+
+
+def refused(start, changes, scale):
+    """A variant of its own fit."""
+    made = {"start": start, "scale": scale, "changes": changes}
+    REFUSED[scale.__name__] = type(scale.__name__, (Variant,), made)
+
+
+REFUSED: dict[str, type[Variant]] = {}
+
+
+def adds_a_hook(self, x):
+    self.lin.register_forward_hook(lambda module, args, output: 2 * output)
+    return 1.0
+
+
+def adds_a_parameter_hook(self, x):
+    self.w.register_hook(lambda grad: 2 * grad)
+    return 1.0
+
+
+def adds_a_hook_after_gradients(self, x):
+    self.w.register_post_accumulate_grad_hook(lambda parameter: None)
+    return 1.0
+
+
+def replaces_its_loss(self, x):
+    self.lin = nn.Tanh()
+    return 1.0
+
+
+def adds_a_layer(self, x):
+    self.more = nn.Tanh()
+    return 1.0
+
+
+def removes_a_layer(self, x):
+    if hasattr(self, "lin"):
+        del self.lin
+    return 1.0
+
+
+def writes_into_a_data_set(self, x):
+    self.samples.tensors[0].add_(1)
+    return 1.0
+
+
+refused(keeps(lin=nn.Identity), "lin._forward_hooks", adds_a_hook)
+refused(keeps(), "w._backward_hooks", adds_a_parameter_hook)
+refused(keeps(), "w._post_accumulate_grad_hooks", adds_a_hook_after_gradients)
+refused(keeps(lin=nn.Identity), "lin", replaces_its_loss)
+refused(keeps(), "more", adds_a_layer)
+refused(keeps(lin=nn.Identity), "lin", removes_a_layer)
+refused(keeps(samples=lambda: TensorDataset(torch.zeros(4, 2))), "samples", writes_into_a_data_set)
 
 
 class Together(L.LightningModule):
@@ -555,16 +792,15 @@ class Together(L.LightningModule):
     def __init__(self, names=None):
         super().__init__()
         torch.manual_seed(0)
-        self.parts = nn.ModuleDict({name: VARIANTS[name]() for name in names or VARIANTS})
+        self.parts = nn.ModuleDict({name: (VARIANTS | REFUSED)[name]() for name in names or VARIANTS})
 
     def training_step(self, batch, batch_idx):
         x, y = batch
         return sum(part(x, y) for part in self.parts.values())
 
     def on_train_epoch_end(self):
-        for part in self.modules():
-            if isinstance(part, Metric):
-                part.reset()
+        for name in {"asks_a_mean", "asks_a_collection"} & self.parts.keys():
+            self.parts[name].m.reset()
         if "asks_a_hidden_metric" in self.parts:
             self.parts["asks_a_hidden_metric"].ms["a"].reset()
 

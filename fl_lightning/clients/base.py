@@ -56,7 +56,7 @@ def bound_here(clients: ClientRunner) -> str | None:
     between = users_callback(callbacks, "on_train_batch_start", "on_train_batch_end")
     if between is not None:
         return f"worker processes would not see what {type(between).__name__} does between two clients"
-    return obstacle(clients.rule) or next(iter(clients.visits.in_turn()), None)
+    return obstacle(clients.rule) or next(iter(clients.visits.unfollowed()), None)
 
 
 class CohortRunner(ABC):

@@ -19,7 +19,7 @@ from fl_lightning.core.errors import ModuleError
 from fl_lightning.core.layout import LayerSpec, ParamLayout
 from fl_lightning.core.modules import still_parameters
 from fl_lightning.core.tensors import aligned, memory_of, not_finite, span_of
-from fl_lightning.lightning.module.object_state import ObjectState
+from fl_lightning.lightning.module.snapshot import ModuleSnapshot
 from fl_lightning.lightning.optimizers import trained_names
 from fl_lightning.ops.dtypes import accumulation_device
 
@@ -53,7 +53,7 @@ class BoundParameters:
     def _check_memory(self) -> None:
         """Refuses what lies in the memory of a trained parameter, which is about to be bound to other memory."""
         trained = dict(zip(self.layout.names, self.parameters, strict=True))
-        beside = [*self.module.named_parameters(), *self.module.named_buffers(), *ObjectState(self.module).tensors]
+        beside = [*self.module.named_parameters(), *self.module.named_buffers(), *ModuleSnapshot(self.module).tensors]
         before: dict[int | None, list[tuple[str, int, int]]] = {None: []}
         for name, tensor in (*trained.items(), *((n, t) for n, t in beside if trained.get(n) is not t)):
             memory = memory_of(tensor)

@@ -30,7 +30,7 @@ from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.lightning.fast_sgd import FastSGD
 from fl_lightning.lightning.inspection import full_path_reason
-from fl_lightning.lightning.module.contents import generators_in, seeded
+from fl_lightning.lightning.module.generators import generators_in, seeded
 from fl_lightning.lightning.names import LightningModule, Trainer
 
 
@@ -129,13 +129,17 @@ class ClientRunner:
 
     def measure(self, client: int, round: int, needs: Needs) -> dict[str, float]:  # noqa: A002
         """Loss and accuracy of a client at the bound parameters, as far as ``needs`` names them."""
-        with self._isolated(self.global_params.device, "loss", round, client):
-            try:
-                measured = self._losses.measure(client, needs)
-            finally:
-                self._buffers.restore()
+        measured = self._losses.measure(client, needs, partial(self._measuring, round, client))
         attack = self.options.attack_of(client)
         return measured if attack is None else attack.report(measured)
+
+    @contextmanager
+    def _measuring(self, round: int, client: int) -> Iterator[None]:  # noqa: A002
+        with self._isolated(self.global_params.device, "loss", round, client):
+            try:
+                yield
+            finally:
+                self._buffers.restore()
 
     @contextmanager
     def _isolated(self, device: torch.device, *parts: int | str) -> Iterator[None]:

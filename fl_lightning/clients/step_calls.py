@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.core.tensors import foreach_mul_
 from fl_lightning.lightning.batches import loss_of, move_to_device
 from fl_lightning.lightning.inspection import takes_batch_index, transfer_is_hooked
-from fl_lightning.lightning.module.object_state import Undone
+from fl_lightning.lightning.module.snapshot import Undone
 from fl_lightning.lightning.names import LightningModule, Trainer
 
 
@@ -155,16 +155,25 @@ class ClientLosses:
         self._differentiates = False
         self._loss: Callable[[Any, int], Any] = getattr(calls.module, "federated_loss", None) or calls.training_output
 
-    def measure(self, client: int, needs: Needs) -> dict[str, float]:
-        """Sample-weighted means over the client's training data at the bound parameters, in eval mode."""
+    def measure(self, client: int, needs: Needs, apart: Callable[[], AbstractContextManager[None]]) -> dict[str, float]:
+        """Sample-weighted means over the client's training data at the bound parameters, in eval mode.
+
+        ``apart`` brings random numbers and buffers back.
+        """
         wanted: dict[str, Callable[[Any, int], Any]] = {}
         if needs.losses or needs.requery:
             wanted["loss"] = self._module_loss
         if needs.accuracies:
             accuracy = getattr(self._calls.module, "federated_accuracy")  # noqa: B009 (nn.Module's type)
-            wanted["accuracy"] = partial(self._asked, accuracy)
-        with self._calls.undone(), torch.no_grad():
-            return self._means(client, wanted)
+            wanted["accuracy"] = accuracy
+        try:
+            with apart(), self._calls.undone(), torch.set_grad_enabled(self._differentiates):
+                return self._means(client, wanted)
+        except RuntimeError as error:
+            if self._differentiates or "does not require grad" not in str(error):
+                raise
+        self._differentiates = True  # a gradient penalty, for instance: the loss is made of gradients
+        return self.measure(client, needs, apart)
 
     def _means(self, client: int, wanted: Mapping[str, Callable[[Any, int], Any]]) -> dict[str, float]:
         precision = self._calls.precision
@@ -176,21 +185,10 @@ class ClientLosses:
                 with precision.val_step_context():
                     value = function(moved, index)
                 if value is not None:
-                    totals[name] += float(value) * number
+                    totals[name] += float(value.detach() if isinstance(value, Tensor) else value) * number
                     counts[name] += number
         return {name: totals[name] / count if count else float("nan") for name, count in counts.items()}
 
     def _module_loss(self, batch: Any, index: int) -> Any:
-        output = self._asked(self._loss, batch, index)
+        output = self._loss(batch, index)
         return output.get("loss") if isinstance(output, Mapping) else output
-
-    def _asked(self, function: Callable[[Any, int], Any], batch: Any, index: int) -> Any:
-        if not self._differentiates:
-            try:
-                return function(batch, index)
-            except RuntimeError as error:
-                if "does not require grad" not in str(error):
-                    raise
-                self._differentiates = True  # a gradient penalty, for instance: the loss is made of gradients
-        with torch.enable_grad():
-            return function(batch, index)

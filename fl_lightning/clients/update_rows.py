@@ -14,10 +14,10 @@ from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferReport
 from fl_lightning.clients.hand_set import HandSet
-from fl_lightning.clients.module_visits import Left
 from fl_lightning.clients.schedules import Pace
 from fl_lightning.core.tensors import empty_rows, empty_tensors, foreach_copy_
 from fl_lightning.core.updates import Columns, UpdateMatrix
+from fl_lightning.lightning.module.changes import Change
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Upload:
     client_lr: float | None = None  # mean of its steps, if its optimizer defines one
     pace: Pace = field(default_factory=Pace)  # what its visit counted
     skipped: int = 0  # batches without a loss, with automatic optimization
-    left: Left = field(default_factory=Left)  # in the module beside parameters and buffers
+    left: Change = field(default_factory=Change)  # in the module beside parameters and buffers
     hand_set: HandSet = ()  # options of parameter groups
 
 

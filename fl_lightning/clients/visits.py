@@ -12,7 +12,7 @@ import pickle
 import traceback
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.clients.client_runner import ClientRunner
-from fl_lightning.clients.module_visits import Left
 from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.core.modules import submodules
@@ -37,8 +36,7 @@ class Outcome:
     """What a visit to a copy of the fit leaves."""
 
     place: int  # of its task among the round's tasks
-    upload: Upload | None = None  # without its ``left``; the update itself travels apart
-    left: bytes = b""  # that, packed
+    upload: Upload | None = None  # the update itself travels apart
     logged: tuple[LogCall | LoggerCall, ...] = ()
     optimizers: list[dict[str, Any]] | None = None  # states to keep
     stops: bool = False  # its training asked the trainer to stop
@@ -82,19 +80,18 @@ class Visits:
         clients, trainer = self._clients, self._clients.trainer
         assert task.client_id is not None
         self._log.calls = []
-        upload, left, error, trace, optimizers = None, b"", None, "", None
+        upload, error, trace, optimizers = None, None, "", None
         stopped = trainer.should_stop
         with _noted_warnings() as warned:
             try:
                 upload = clients.train(task)
                 optimizers = clients.optimizers.take_aside(task.client_id)
-                left, upload = clients.visits.packed(upload.left), replace(upload, left=Left())
             except BaseException as raised:
                 upload, error, trace = None, portable(raised), traceback.format_exc()
             clients.restore()
         stops, trainer.should_stop = trainer.should_stop and not stopped, stopped
         return Outcome(
-            place, upload, left, tuple(self._log.calls), optimizers, stops, error, trace, tuple(warned)
+            place, upload, tuple(self._log.calls), optimizers, stops, error, trace, tuple(warned)
         )  # fmt: skip
 
 
@@ -122,7 +119,7 @@ class Replays:
         assert outcome.upload is not None
         clients.optimizers.put_aside(task.client_id, outcome.optimizers)
         clients.rows.received(task.index)
-        return replace(outcome.upload, left=clients.visits.unpacked(outcome.left))
+        return outcome.upload
 
 
 _E = TypeVar("_E", bound=BaseException)

@@ -11,14 +11,16 @@ from torch import Tensor
 
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
-from fl_lightning.clients.module_visits import Left, ModuleVisits
+from fl_lightning.clients.module_visits import ModuleVisits
 from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.modules import frozen_digest
-from fl_lightning.federation.module_changes import Places, read_left, written
+from fl_lightning.federation.door import said
+from fl_lightning.federation.module_changes import LIMITS, received, sendable
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.uploads import merge_left
-from fl_lightning.lightning.metric_state import MetricShare, joins_clients
-from fl_lightning.lightning.module.object_state import ObjectState
+from fl_lightning.lightning.metric_state import MetricShare, updates_of
+from fl_lightning.lightning.module.changes import Change, written
+from fl_lightning.lightning.module.snapshot import ModuleSnapshot
 from fl_lightning.lightning.names import LightningModule, rank_zero_warn
 from fl_lightning.lightning.optimizers import configured_optimizers, trained_names
 
@@ -90,56 +92,45 @@ class HomeModule:
 
     def __init__(self, module: LightningModule, device: torch.device) -> None:
         self._module, self._device, self._said = module, device, set[str]()
-        self.visits, self._first = ModuleVisits(module), Places(module, ObjectState(module))
-        self._now: Places | None = None
+        self.visits, self._first = ModuleVisits(module), ModuleSnapshot(module)
 
     def plain(self, metrics: bool = False) -> dict[str, Any]:
         """What rounds have changed since the module was made.
 
         ``metrics`` adds what metrics have gathered, which no client needs: its visits begin with empty ones.
         """
-        state = self._first.state
-        left = Left([(kept, kept.change()) for kept in state.changed()])
-        found = state.metrics.values() if metrics else ()
-        left.metrics.extend((metric, MetricShare.of(metric)) for metric in found if joins_clients(metric))
-        if not (left.changes or left.metrics):
-            return {}
-        plain, stays, _ = written(left, self._first, self._first.classes)
-        for name, why in stays.items():
+        found = self._first.joined.items() if metrics else ()
+        shares = {name: MetricShare.of(metric) for name, metric in found if updates_of(metric)}
+        change = written(self._first, self._first.changed(), shares, LIMITS)
+        for name, why in change.lost.items():
             self._forget(name)
             self._say(name, f"{name!r} begins anew at every client: {why}")
-        return plain
+        return sendable(change.plain)
 
     def _forget(self, name: str) -> None:
-        if name in self._first.state.metrics:
-            self._first.state.metrics[name].reset()
-        for kept in self._first.state.changed():
-            if name in kept.changed_names():
-                kept.put(kept.content)
+        if name in self._first.joined:
+            self._first.joined[name].reset()
+        for found in self._first.changed():
+            if name in found.changed_names():
+                found.put_back()
 
     def _say(self, name: str, words: str) -> None:
         if name not in self._said and len(self._said) < _SAID:
             self._said.add(name)
             rank_zero_warn(f"of what clients leave in {type(self._module).__name__}, {words}")
 
-    def read(self, plain: Mapping[str, Any]) -> Left:
+    def read(self, plain: Mapping[str, Any]) -> Change:
         """What a client has left; raises MisfitError if it is none, or does not fit the module."""
-        if not plain:
-            return Left()
-        state = self.visits.look()
-        if self._now is None or self._now.state is not state:
-            self._now = Places(self._module, state)
-        left, lacking = read_left(plain, self._now, self._device)
-        for name in sorted(lacking):
-            self._say(name, f"{name!r} is not among what the server's module has: it stays with them")
-        return left
+        for name in sorted(received(plain, self.visits.look(), self._device).lacking):
+            self._say(said(name), f"{said(name)!r} is not among what the server's module has: it stays with them")
+        return Change(plain)
 
     def load(self, plain: Mapping[str, Any]) -> None:
         """Goes on from what :meth:`plain` gave with metrics."""
-        self._first.state.put_back()
-        left, _ = read_left(plain, self._first, self._device)
-        for kept, change in left.changes:
-            kept.apply(change)
-        for metric, share in left.metrics:
+        self._first.put_back()
+        found = received(plain, self._first, self._device)
+        for one, change in found.changes:
+            one.apply(change)
+        for metric, share in found.metrics:
             metric.reset()
             share.add_to(metric)

@@ -60,9 +60,11 @@ class ClientSide:
             executor.update_rows(binding, capacity), self.buffers,
         )  # fmt: skip
         self.schedules = self.runner.schedules
-        for words in self.runner.visits.in_turn():
-            name = type(trainer.lightning_module).__name__
+        name = type(trainer.lightning_module).__name__
+        for words in self.runner.visits.unfollowed():
             rank_zero_info(f"{name} passes something on from one client of a round to the next: {words}")
+        for words in self.runner.visits.not_joined():
+            rank_zero_info(f"{name} has a metric to which clients cannot add together: {words}")
         self._crew = self._cohort_runner(executor)
         self._notice: str | None = None  # empty once it was given
 

@@ -21,7 +21,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from fl_lightning.lightning.inspection import is_overridden, takes_batch_index
-from fl_lightning.lightning.module.object_state import shadowed
+from fl_lightning.lightning.module.snapshot import shadowed
 from fl_lightning.lightning.names import Trainer, TrainerFn, lightning_module
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import fl_lightning as fl
 from fl_lightning.algorithms import ClientRule, FedAvg, FedLF, FedProto, Needs
 from fl_lightning.algorithms.features import FeatureRecorder, own_features
 from fl_lightning.core.model_snapshot import Snapshot
-from fl_lightning.lightning.module.object_state import Undone
+from fl_lightning.lightning.module.snapshot import Undone
 
 PATHS = [on_path(True), on_path(False)]
 both_paths = pytest.mark.parametrize("path", PATHS, ids=["lean", "full"])

@@ -6,56 +6,120 @@ from collections import deque
 import lightning as L
 import pytest
 import torch
+from by_hand import wired
 from resuming import Rows, SaveAt
 from support import training_only
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchmetrics import SumMetric
-from visit_variants import WIDTH, Together
+from visit_variants import LOST, REFUSED, VARIANTS, WIDTH, Together
+from visits_by_hand import rounds_by_hand
 from worker_processes import EXECUTORS
 
 import fl_lightning as fl
 from fl_lightning.clients.module_visits import ModuleVisits
+from fl_lightning.core.errors import ModuleError
+from fl_lightning.core.processes import pack, unpack
+
+SIZES = [12, 9, 23]
+"""Of the clients: two, one and three batches."""
 
 
 class Samples(L.LightningDataModule):
-    """A batch size that leaves a short batch, in the same order at every pass."""
+    """A batch size that leaves a short batch, in the same order at every pass; of everybody, or of one client."""
 
-    def __init__(self, number=44):
+    def __init__(self, client=None):
         super().__init__()
         torch.manual_seed(4)
-        x = torch.randn(number, WIDTH)
-        self.samples = TensorDataset(x, x.sum(1))
+        x = torch.randn(44, WIDTH)
+        samples = TensorDataset(x, x.sum(1))
+        self.samples = samples if client is None else Subset(samples, torch.arange(44).split(SIZES)[client].tolist())
 
     def train_dataloader(self):
         return DataLoader(self.samples, batch_size=10)
 
 
-def differing(one, other):
-    return sorted(name for name in one if not torch.equal(one[name], other[name]))
+def differing(one, other, atol=0):
+    return sorted(name for name in one if not torch.allclose(one[name], other[name], rtol=0, atol=atol))
 
 
-def test_one_client_with_all_data_is_plain_lightning():
-    ends = []
-    for strategy in ("auto", fl.FederatedStrategy()):
-        module, data = Together(), Samples()
-        divided = data if strategy == "auto" else fl.FederatedDataModule(data, [torch.arange(44)])
-        training_only(strategy, 3).fit(module, divided)
-        ends.append(module.found())
+def in_turn(module, executor=None, method=fl.algorithms.FedAvg, rounds=3):
+    strategy = fl.FederatedStrategy(method(), executor=executor)
+    training_only(strategy, rounds).fit(module, fl.FederatedDataModule(Samples(), torch.arange(44).split(SIZES)))
+    assert strategy.executor_fallback is None
+    return module
+
+
+def in_workers(module):
+    return in_turn(module, fl.executors.Parallel(2))
+
+
+def in_a_federation(module, rounds=3):
+    def make():
+        return Together(list(module.parts))
+
+    strategy = fl.FederatedStrategy()
+    server = fl.FederatedServer(module, strategy, 3, rounds=rounds)
+    trainer = {"accelerator": "cpu"}
+    clients = [fl.FederatedClient(make(), Samples(k), strategy, k, 3, trainer=trainer) for k in range(3)]
+    for client in clients:
+        server.register(wired(client.introduction()))
+    for _ in range(rounds):
+        answers = {k: wired(clients[k].train(wired(server.message(k)))) for k in server.open_round()}
+        server.close_round(answers)
+    server.finish()
+    return server.module
+
+
+CARRIERS = {"in turn": in_turn, "workers": in_workers, "federation": in_a_federation}
+
+
+@pytest.fixture(scope="module")
+def by_hand():
+    """The weights of each variant, of which every client trains a copy of its own."""
+    batches = [list(Samples(client).train_dataloader()) for client in range(3)]
+    return {
+        name: rounds_by_hand(Together([name]).parts[name], batches, 3, name in LOST).w.detach() for name in VARIANTS
+    }
+
+
+@pytest.mark.filterwarnings("ignore:what training gathers in Together goes to the server")
+@pytest.mark.filterwarnings("ignore:Seems like `optimizer.step")
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_every_client_trains_a_copy_of_its_own(carrier, by_hand):
+    with pytest.warns(UserWarning, match="what clients leave in Together must be plain values") as said:
+        found = CARRIERS[carrier](Together()).found()
+    assert not differing(found, by_hand, atol=1e-6)
+    words = {str(one.message) for one in said if "must be plain values" in str(one.message)}
+    assert len(words) == 1, "nothing is said twice"
+    assert set(words.pop().partition("after every client: ")[2].replace("parts.", "").split("; ")) == {
+        f"{name}.{what}" for name, what in LOST.items()
+    }
+
+
+@pytest.mark.parametrize("variant", REFUSED)
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_what_no_visit_may_change_is_refused_by_name(carrier, variant):
+    with pytest.raises(
+        (fl.ClientError, ModuleError), match=rf"found changes in .parts\.{variant}\.{REFUSED[variant].changes}"
+    ):
+        CARRIERS[carrier](Together([variant]))
+
+
+@pytest.mark.filterwarnings("ignore:what clients leave in Together", "ignore:Seems like `optimizer.step")
+def test_worker_processes_give_the_same_bits_with_other_methods():
+    ends = [
+        in_turn(Together(), executor, fl.algorithms.FedLF, 2).found() for executor in (None, fl.executors.Parallel(3))
+    ]
     assert not differing(*ends)
 
 
-@pytest.mark.parametrize(
-    ("workers", "method", "rounds"),
-    [(2, fl.algorithms.FedAvg, 3), (3, fl.algorithms.FedLF, 2)],
-    ids=["2-FedAvg", "3-FedLF"],
-)
-def test_worker_processes_give_the_same_bits(workers, method, rounds):
-    ends = []
-    for executor in (None, fl.executors.Parallel(workers)):
-        module, parts = Together(), list(torch.arange(44).split([12, 9, 23]))
-        strategy = fl.FederatedStrategy(method(), executor=executor)
-        training_only(strategy, rounds).fit(module, fl.FederatedDataModule(Samples(), parts))
-        assert strategy.executor_fallback is None
+@pytest.mark.filterwarnings("ignore:Seems like `optimizer.step")
+def test_one_client_with_all_data_is_plain_lightning():
+    names, ends = sorted(VARIANTS.keys() - LOST.keys()), []
+    for strategy in ("auto", fl.FederatedStrategy()):
+        module, data = Together(names), Samples()
+        divided = data if strategy == "auto" else fl.FederatedDataModule(data, [torch.arange(44)])
+        training_only(strategy, 3).fit(module, divided)
         ends.append(module.found())
     assert not differing(*ends)
 
@@ -116,22 +180,20 @@ def test_outcomes_are_joined_in_the_order_of_the_cohort(executor):
     assert module.starts == 3 * [(0, 0, 0.0)] + 3 * [(3, 6, 0.0)]
 
 
-def test_hooks_come_back_and_go_on():
+def test_hooks_come_back_and_are_refused():
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh())
     first = module[0].register_forward_hook(print)
     visits = ModuleVisits(module)
     visits.begin()
     assert visits.changed() == []
     first.remove()
-    second = module[1].register_forward_pre_hook(print)
+    module[1].register_forward_pre_hook(print)
     assert visits.changed() == ["0._forward_hooks", "1._forward_pre_hooks"]
-    left = visits.end()
+    with pytest.raises(ModuleError, match=r"submodules or hooks.*found changes in '0\._forward_hooks'"):
+        visits.end()
     visits.put_back()
     assert list(module[0]._forward_hooks) == [first.id]
     assert not module[1]._forward_pre_hooks
-    visits.merge([left], left)
-    assert not module[0]._forward_hooks
-    assert list(module[1]._forward_pre_hooks) == [second.id]
 
 
 def test_objects_that_hold_one_another_come_back_and_go_on(tmp_path):
@@ -143,7 +205,7 @@ def test_objects_that_hold_one_another_come_back_and_go_on(tmp_path):
     module.twice = {"a": module.shared, "b": [module.shared]}
     module.file = (tmp_path / "file").open("w")
     visits, shared = ModuleVisits(module), module.shared
-    assert visits.in_turn() == ["attribute 'file' (TextIOWrapper) cannot be put back after a client"]
+    assert visits.unfollowed() == ["attribute 'file' (TextIOWrapper) cannot be put back after a client"]
     outcomes = []
     for value in (2.0, 3.0):
         visits.begin()
@@ -154,11 +216,11 @@ def test_objects_that_hold_one_another_come_back_and_go_on(tmp_path):
         visits.put_back()
         assert shared == [1.0]
         assert module.twice == {"a": shared, "b": [shared]}
-    visits.merge([visits.unpacked(visits.packed(outcome)) for outcome in outcomes], None)
+    outcomes = [unpack(pack(outcome), torch.device("cpu")) for outcome in outcomes]
+    visits.merge(outcomes, None)
     assert module.twice["b"] == [shared, shared, shared]
     visits.merge([], outcomes[0])
-    chosen = visits.unpacked(visits.packed(outcomes[1]))
-    visits.merge([chosen], chosen)
+    visits.merge(outcomes[1:], outcomes[1])
     assert module.shared is shared
     assert shared == [3.0]
     assert list(module.twice) == ["b"]

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 from worker_processes import FORKS, HERE, TWO
 
 import fl_lightning as fl
-from fl_lightning.lightning.module.contents import generators_in, seeded
+from fl_lightning.lightning.module.generators import generators_in, seeded
 
 pytestmark = FORKS
 

@@ -19,8 +19,6 @@ from torchmetrics.regression import MeanSquaredError
 from torchmetrics.wrappers import ClasswiseWrapper, MinMaxMetric, MultioutputWrapper, MultitaskWrapper
 
 import fl_lightning as fl
-from fl_lightning.clients.module_visits import ModuleVisits
-from fl_lightning.core.errors import ModuleError
 from fl_lightning.lightning import metric_state
 from fl_lightning.lightning.metric_state import (
     MetricShare,
@@ -93,25 +91,6 @@ def test_wrappers_that_keep_more_or_hold_means_are_not_joined():
     assert not is_mergeable(fl.metrics.ByGroup(MinMaxMetric(BinaryAccuracy())))
     assert not is_mergeable(RunningMean(3))
     assert is_mergeable(MeanMetric())
-
-
-@pytest.mark.parametrize(
-    "step", [lambda metric: metric.update(1.0), lambda metric: metric(1.0)], ids=["update", "call"]
-)
-def test_a_running_metric_that_a_client_has_updated_is_seen(step):
-    """It counts nothing where torchmetrics counts updates."""
-    module = torch.nn.Linear(1, 1)
-    module.seen = RunningMean(3)
-    visits = ModuleVisits(module)
-    visits.begin()
-    assert visits.end().ran_on == ()
-    visits.put_back()
-    visits.begin()
-    step(module.seen)
-    left = visits.end()
-    assert left.ran_on == ("seen",)
-    with pytest.raises(ModuleError, match="found 'seen': use one process"):  # other ranks could not have it
-        visits.packed(left)
 
 
 @pytest.mark.fit

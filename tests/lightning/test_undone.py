@@ -8,7 +8,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
-from fl_lightning.lightning.module.object_state import Undone
+from fl_lightning.lightning.module.snapshot import Undone
 
 
 class Keeping(nn.Module):

@@ -12,8 +12,8 @@ from torch import nn
 from torchmetrics import MetricCollection, MinMaxMetric, SumMetric
 from torchmetrics.classification import BinaryAccuracy, BinaryPrecision
 
-from fl_lightning.lightning.module.kept_objects import means_the_same
-from fl_lightning.lightning.module.object_state import WholeState
+from fl_lightning.lightning.module.objects import means_the_same
+from fl_lightning.lightning.module.snapshot import ModuleSnapshot
 
 
 class Slotted:
@@ -70,7 +70,10 @@ CHANGES = {
     "wrapped": lambda m: m.wrapped.update(*ONES),
     "hidden": lambda m: m.hidden["wrapped"].update(*ONES),
 }
-TOGETHER = {"array": {"array", "row"}, "tensor": {"tensor", "view"}, "view": {"tensor", "view"}}
+INSIDE = {f"wrapped._base_metric.{name}" for name in ("tp", "fp", "tn", "fn", "_update_count")}
+TOGETHER = {
+    "wrapped": INSIDE, "array": {"array", "row"}, "tensor": {"tensor", "view"}, "view": {"tensor", "view"},
+}  # fmt: skip
 
 
 def content(module):
@@ -95,7 +98,7 @@ def changed_names(state):
 def test_a_change_is_seen_and_undone(name, inference):
     with torch.inference_mode(inference):
         module = fresh(Stateful)
-        state, before = WholeState(module), content(module)
+        state, before = ModuleSnapshot(module, whole=True), content(module)
         assert changed_names(state) == set()
         for _ in range(2):
             CHANGES[name](module)
@@ -119,7 +122,7 @@ def test_metrics_start_from_zero_and_come_back():
         metric.update(*ONES)
     module.metric.update(2.0)
     module.wrapped.compute()
-    state, before = WholeState(module), content(module)
+    state, before = ModuleSnapshot(module, whole=True), content(module)
     for _ in range(2):  # updates in place do not reach what is remembered
         with state.apart():
             state.empty_metrics()
@@ -151,7 +154,7 @@ def test_metrics_start_from_zero_and_come_back():
 def test_what_is_made_again_means_the_same(made, is_same):
     module = nn.Module()
     module.cached = made()
-    state = WholeState(module)
+    state = ModuleSnapshot(module, whole=True)
     module.cached = made()
     assert [means_the_same(kept) for kept in state.changed()] == [is_same]
     module.cached = None

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 import fl_lightning as fl
 from fl_lightning.core.seeding import derive_seed, seed_all
-from fl_lightning.lightning.module import contents
+from fl_lightning.lightning.module import generators
 
 PROJECTS = Path(__file__).parents[2] / "examples" / "projects"
 
@@ -159,7 +159,7 @@ def plain_fit(name: str, tree: str, folder: Path, epochs: int, **trainer: Any) -
             return
         parts = 0, "client", running.current_epoch, 0
         seed_all(derive_seed(*parts), torch.device("cpu"))
-        seeds.enter_context(contents.seeded(contents.generators_in(sampler.data_source), *parts))
+        seeds.enter_context(generators.seeded(generators.generators_in(sampler.data_source), *parts))
         order = torch.Generator().manual_seed(derive_seed(0, "shuffle", running.current_epoch, 0, 0))
         yield from (torch.randperm(size, generator=order).tolist() if type(sampler) is RandomSampler else range(size))
 

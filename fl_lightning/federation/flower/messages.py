@@ -23,7 +23,7 @@ from fl_lightning.arguments import checked
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.federation.door import CLIENTS, FEDERATION, MisfitError, evaluation, read, said
 from fl_lightning.federation.messages import ClientMessage
-from fl_lightning.federation.plain_values import DTYPES
+from fl_lightning.lightning.module.plain_values import DTYPES
 
 HELLO, LOSS = "hello", "loss"
 """Actions of a query: an introduction, and a loss at other parameters."""

@@ -21,7 +21,7 @@ from fl_lightning.fit.evaluation.personal import PREFIX, PersonalEvaluation
 from fl_lightning.fit.loaders import EvaluationLoader, counts_of
 from fl_lightning.lightning.batches import ClientBatch, num_loaders, numbered_batches
 from fl_lightning.lightning.logged_values import ClientValues, active_results
-from fl_lightning.lightning.module.object_state import shadowed
+from fl_lightning.lightning.module.snapshot import shadowed
 from fl_lightning.lightning.module.undefined_metrics import LogNotes
 from fl_lightning.lightning.names import LightningModule, Trainer, rank_zero_info, rank_zero_warn
 from fl_lightning.lightning.ranks import Ranks

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +11,14 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.core.modules import submodules
-from fl_lightning.core.processes import pack, unpack
 from fl_lightning.lightning.logged_values import LoggedRow, LoggedShare
 from fl_lightning.lightning.metric_state import MetricShare, last_value, updates_of
-from fl_lightning.lightning.module.kept_objects import Added, Kept, means_the_same
-from fl_lightning.lightning.module.object_state import WholeState
+from fl_lightning.lightning.module.changes import read, written
+from fl_lightning.lightning.module.objects import Added, Object, means_the_same
+from fl_lightning.lightning.module.snapshot import ModuleSnapshot
 from fl_lightning.lightning.names import LightningModule
 
-Changes = list[tuple[Kept, Any]]
+Changes = list[tuple[Object, Any]]
 
 
 @dataclass
@@ -30,7 +30,7 @@ class ClientPart:
     own: LoggedRow | None = None  # values of its own model, where the method has them
     logged: LoggedShare = field(default_factory=dict)  # by its batches of the present loader
     metrics: list[MetricShare | None] = field(default_factory=list)  # None for those that it leaves alone
-    changes: bytes | Changes = b""  # of all else in the module
+    changes: Mapping[str, Any] | Changes = field(default_factory=dict)  # of all else, in plain values if they can be
     changed: tuple[str, ...] = ()  # attributes that nothing can join
 
 
@@ -42,13 +42,12 @@ class ClientParts:
 
     def __init__(self, module: LightningModule, travels: bool) -> None:
         self._module, self._travels = module, travels
-        self._found = self._begun = WholeState(module)
+        self._found = self._begun = ModuleSnapshot(module, whole=True)
         self._found.empty_metrics()
         if self._found.changed():  # metrics that cannot be joined are empty when clients begin
-            self._begun = WholeState(module)
+            self._begun = ModuleSnapshot(module, whole=True)
         self._joined = [state.metric for state in self._found.states]
         self._collections = [part for _, part in submodules(module) if isinstance(part, MetricCollection)]
-        self._places: dict[int, int] = {}
         inside = {id(part): (part, bool(at)) for one in self._found.metrics.values() for at, part in submodules(one)}
         self.metrics = [(part, is_inside) for part, is_inside in inside.values() if isinstance(part, Metric)]
         self._is_as_begun = True
@@ -61,7 +60,7 @@ class ClientParts:
             metric.reset()
         for metric, share in zip(self._joined, part.metrics, strict=False):
             metric.reset() if share is None else share.put_in(metric)
-        for kept, change in self._unpacked(part):
+        for kept, change in self._changes_of(part):
             kept.apply(change)
         self._is_as_begun = False
 
@@ -75,29 +74,19 @@ class ClientParts:
         self._is_as_begun = not changed
         changes = [(kept, kept.change()) for kept in changed if not means_the_same(kept)]
         names = [name for kept, change in changes if not _only_grew(kept, change) for name in kept.changed_names()]
-        part.changes, part.changed = self._packed(changes), tuple(dict.fromkeys(names))
-
-    def _packed(self, changes: Changes) -> bytes | Changes:
-        """The changes such that whoever works with what is new in them has a copy of it."""
-        if not changes:
-            return b""
-        self._places = self._places or {id(value): place for place, value in enumerate(self._begun.known)}
-        try:
-            return pack(changes, self._places)
-        except Exception as error:  # __reduce__ of anybody may raise anything
-            if not self._travels:
-                return changes
-            names = ", ".join(sorted({name for kept, _ in changes for name in kept.changed_names()}))
+        part.changed = tuple(dict.fromkeys(names))
+        found = written(self._begun, [kept for kept, _ in changes], {})
+        if found.lost and self._travels:
             raise ModuleError(
-                f"what {type(self._module).__name__} leaves in attributes must be something that can be pickled where "
-                f"several processes evaluate clients, found {error} (changed: {names})"
-            ) from None
+                f"what {type(self._module).__name__} leaves in attributes must be plain values where several processes "
+                f"evaluate clients, found {'; '.join(f'{name} ({why})' for name, why in found.lost.items())}"
+            )
+        part.changes = changes if found.lost else found.plain
 
-    def _unpacked(self, part: ClientPart) -> Changes:
-        if isinstance(part.changes, list):
-            return part.changes
-        found: Changes = unpack(part.changes, self._module.device, self._begun.known) if part.changes else []
-        return found
+    def _changes_of(self, part: ClientPart) -> Iterable[tuple[Object, Any]]:
+        if isinstance(part.changes, Mapping):
+            return read(part.changes, self._begun, self._module.device).changes
+        return part.changes
 
     def join(self, parts: Sequence[ClientPart], chosen: Iterable[ClientPart]) -> None:
         """The module is as it was found, with what clients have added to metrics and lists, in their order.
@@ -109,13 +98,13 @@ class ClientParts:
             for metric, share in zip(self._joined, part.metrics, strict=True):
                 if share is not None:
                     share.add_to(metric)
-        changes = [(part, kept, change) for part in parts for kept, change in self._unpacked(part)]
+        changes = [(part, kept, change) for part in parts for kept, change in self._changes_of(part)]
         otherwise = {id(kept) for _, kept, change in changes if not _only_grew(kept, change)}
         for part, kept, change in changes:
             if id(kept) not in otherwise or any(part is one for one in chosen):
                 kept.apply(change)
 
 
-def _only_grew(kept: Kept, change: Any) -> bool:
+def _only_grew(kept: Object, change: Any) -> bool:
     """Whether steps have added to the end of a list; one that keeps some items alone is no such list."""
     return isinstance(change, Added) and getattr(kept.value, "maxlen", None) is None

@@ -14,7 +14,7 @@ from fl_lightning.fit.loaders import EvaluationLoader, counts_of
 from fl_lightning.lightning.batches import counted_batches, run_batch, run_hook
 from fl_lightning.lightning.inspection import is_overridden
 from fl_lightning.lightning.logged_values import ClientValues, LoggedRow, collecting
-from fl_lightning.lightning.module.object_state import shadowed
+from fl_lightning.lightning.module.snapshot import shadowed
 from fl_lightning.lightning.module.undefined_metrics import LogNotes
 from fl_lightning.lightning.names import DummyLogger, LightningModule, ResultCollection, Trainer
 

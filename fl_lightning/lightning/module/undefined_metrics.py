@@ -21,7 +21,7 @@ from torchmetrics.utilities import prints
 
 from fl_lightning.core.modules import submodules
 from fl_lightning.lightning.metric_state import in_forward
-from fl_lightning.lightning.module.object_state import shadowed
+from fl_lightning.lightning.module.snapshot import shadowed
 from fl_lightning.lightning.names import LightningModule
 from fl_lightning.lightning.undefined_states import Undefined, undefined
 

@@ -153,7 +153,7 @@ def test_two_processes_share_the_clients(kind, monkeypatch):
 
 
 def test_what_cannot_travel_is_named(monkeypatch):
-    with pytest.raises(ModuleError, match=r"what Locked leaves in attributes must be something .* \(changed: tally\)"):
+    with pytest.raises(ModuleError, match=r"what Locked leaves in attributes must be plain values .*, found tally"):
         on_two_ranks(Locked, monkeypatch)
 
 

@@ -1,28 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values of a module written with tensors, numbers, strings and lists alone, and made of these again.
 
-A value is a number, a string or ``None`` itself, or the place of an earlier node, or the name of an object that both
+A value is a number, a string or ``None`` itself, or the place of an earlier node, or the path of an object that both
 sides have. Nothing is unpickled, and no class is imported: objects are of classes that the reader's module has already.
 """
 
 from __future__ import annotations
 
+import enum
 import re
+import sys
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import OptState
 
-from fl_lightning.federation.door import CHARACTERS, STATE_BYTES, STATE_ENTRIES
-from fl_lightning.lightning.module.kept_objects import Names, kinds_of
-from fl_lightning.lightning.module.object_state import is_reserved
+from fl_lightning.lightning.module.objects import ATTRIBUTES, FRAMEWORK, Bound, attributes_of, bind, kinds_of
 
 _PLAIN = (type(None), bool, float, str)
-_LISTS: dict[str, Callable[..., Any]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+_LISTS: dict[str, Callable[..., Any]] = {
+    "list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "Size": torch.Size,
+}  # fmt: skip
 _MAPPINGS: dict[str, Callable[..., Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 _FACTORIES: dict[str | None, Any] = {None: None, **{kind.__name__: kind for kind in (list, dict, set, int, float)}}
 DTYPES = (
@@ -34,29 +38,75 @@ _NUMBERS = re.compile(r"[<>|=]?[biufc]\d{1,2}")
 _AWAY = "_lives_on_device"
 
 
-class StaysError(Exception):
+class UnwritableError(Exception):
     """A value cannot be written; says why."""
+
+
+class Shared:
+    """What values may refer to: objects that both sides have, by path, and classes and factories, by name."""
+
+    def __init__(self, by_path: Mapping[str, Any], module: object = None) -> None:
+        self.by_path = by_path
+        self.paths = {id(value): path for path, value in [*by_path.items()][::-1]}
+        inside = [part for value in by_path.values() for part in _inside(value)]
+        self.classes = {kind.__qualname__: kind for kind in map(type, (*by_path.values(), *inside))}
+        self.classes |= {OptState.__qualname__: OptState, **_classes_beside(type(module))}
+        found = [value.default_factory for value in by_path.values() if isinstance(value, defaultdict)]
+        self.factories = {**{getattr(f, "__qualname__", ""): f for f in found}, **_FACTORIES}
+
+
+class Limits(NamedTuple):
+    """What may be written in all, and how long a string may be."""
+
+    entries: float = inf
+    nbytes: float = inf
+    characters: float = inf
+
+
+NO_LIMITS = Limits()
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    values = value if isinstance(value, (list, deque, tuple)) else value.values() if isinstance(value, dict) else ()
+    return (*values, *attributes_of(value).values())
+
+
+def _classes_beside(kind: type) -> dict[str, type]:
+    """Classes of the files that define a module's class and its bases, by name."""
+    homes = {base.__module__ for base in kind.__mro__ if issubclass(base, nn.Module) and base is not nn.Module}
+    homes = {home for home in homes if home.partition(".")[0] not in ("torch", "lightning", "pytorch_lightning")}
+    files = [vars(sys.modules[home]) for home in sorted(homes) if home in sys.modules]
+    found = [value for names in files for value in list(names.values()) if isinstance(value, type)]
+    return {value.__qualname__: value for value in found if value.__module__ in homes}
+
+
+def _is_reserved(module: nn.Module, name: str) -> bool:
+    return any(name in part for part in (FRAMEWORK, module._parameters, module._buffers, module._modules))
 
 
 def is_own_name(owner: object, name: object) -> bool:
     """Whether somebody else may bind this attribute: it hides nothing of the class's code, and no part of a module."""
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("__") or len(name) > 200:
         return False
-    if isinstance(owner, nn.Module) and is_reserved(owner, name):
-        return False
+    if isinstance(owner, nn.Module) and _is_reserved(owner, name):
+        return name == "training"
     found = getattr(type(owner), name, None)
     return not callable(found) and (not hasattr(found, "__get__") or type(found).__name__ == "member_descriptor")
 
 
-class Writer:
-    """Writes values into ``nodes``.
+def _is_simple(value: object) -> bool:
+    of_torch = isinstance(value, nn.Module) or type(value).__module__.partition(".")[0] == "torch"
+    return not of_torch and kinds_of(value) == (ATTRIBUTES,)
 
-    ``known`` are names of objects that the reader has, too, by their ids, and ``classes`` those of objects that it can
-    make. ``gathered`` counts values in tensors, arrays and containers, single numbers apart.
+
+class Writer:
+    """Writes values into ``nodes``; ``gathered`` counts those in tensors, arrays and containers.
+
+    ``has`` says whether the reader has the object of a path.
     """
 
-    def __init__(self, known: Mapping[int, str], classes: Mapping[str, type]) -> None:
-        self._known, self._classes = known, classes
+    def __init__(self, shared: Shared, limits: Limits = NO_LIMITS, has: Callable[[str], bool] = bool) -> None:
+        self._shared, self._limits, self._has = shared, limits, has
         self.nodes: list[list[Any]] = []
         self._written: list[Any] = []
         self._at: dict[int, int] = {}
@@ -64,31 +114,30 @@ class Writer:
         self.entries = self.nbytes = self.gathered = 0
 
     def tried(self, values: Iterable[Any]) -> list[Any]:
-        """Writes values, all or none of them; raises StaysError if one of them cannot be written."""
-        before, done = (len(self.nodes), self.entries, self.nbytes), len(self._written)
+        """Writes values, all or none of them; raises UnwritableError if one of them cannot be written."""
+        before, entries, nbytes = len(self.nodes), self.entries, self.nbytes
         try:
             return [self.of(value) for value in values]
-        except (StaysError, RecursionError) as error:
-            del self.nodes[before[0] :]
-            self.entries, self.nbytes = before[1:]
-            for value in self._written[done:]:
+        except (UnwritableError, RecursionError) as error:
+            for value in self._written[before:]:
                 self._at.pop(id(value), None)
-            del self._written[done:]
+            del self.nodes[before:], self._written[before:]
+            self.entries, self.nbytes = entries, nbytes
             self._open.clear()
-            raise StaysError(str(error) or type(error).__name__) from None
+            raise UnwritableError(str(error) or type(error).__name__) from None
 
     def of(self, value: Any) -> Any:
-        """A value; raises StaysError if it cannot be written."""
+        """A value; raises UnwritableError if it cannot be written."""
         self._count(1, 0)
-        if type(value) is str and len(value) > CHARACTERS:
-            raise StaysError(f"a string of {len(value)} characters")
+        if type(value) is str and len(value) > self._limits.characters:
+            raise UnwritableError(f"a string of {len(value)} characters")
         if type(value) in _PLAIN or (type(value) is int and -(2**63) <= value < 2**63):
             return value
-        if id(value) in self._known:
-            return {"known": self._known[id(value)]}
+        if id(value) in self._shared.paths and self._has(path := self._shared.paths[id(value)]):
+            return {"known": path}
         if id(value) not in self._at:
             if id(value) in self._open:
-                raise StaysError("an object that holds itself")
+                raise UnwritableError("an object that holds itself")
             self._open.add(id(value))
             node = self._node(value)
             self._open.discard(id(value))
@@ -100,8 +149,9 @@ class Writer:
     def _count(self, entries: int, nbytes: int) -> None:
         self.entries += entries
         self.nbytes += nbytes
-        if self.entries > STATE_ENTRIES or self.nbytes > STATE_BYTES:
-            raise StaysError(f"more than {STATE_ENTRIES} entries or {STATE_BYTES >> 20} MiB in all")
+        most = self._limits
+        if self.entries > most.entries or self.nbytes > most.nbytes:
+            raise UnwritableError(f"more than {most.entries} entries or {most.nbytes / 2**20:.0f} MiB in all")
 
     def _node(self, value: Any) -> list[Any]:
         kind = type(value)
@@ -112,49 +162,61 @@ class Writer:
             return ["int", hex(value)]
         if kind is complex:
             return ["complex", value.real, value.imag]
+        if kind in (torch.dtype, torch.device):
+            return [name, str(value).removeprefix("torch.")]
         if kind in (bytes, bytearray):
             return [name, self._bytes(value)]
         if kind is array:
             return ["array", value.typecode, self._bytes(value.tobytes())]
         if isinstance(value, (np.ndarray, np.generic)):
             if value.dtype.kind not in "biufc" or kind.__module__ != "numpy":
-                raise StaysError(f"an array of {value.dtype}")
+                raise UnwritableError(f"an array of {value.dtype}")
             self.gathered += value.size if value.ndim else 0
             return ["ndarray", value.dtype.str, list(value.shape), self._bytes(value.tobytes()), name != "ndarray"]
-        if kind in _LISTS.values() or kind in _MAPPINGS.values() or kind in (deque, defaultdict):
-            self.gathered += len(value)
+        if isinstance(value, enum.Enum) and self._shared.classes.get(kind.__qualname__) is kind:
+            return ["enum", kind.__qualname__, value.name]
+        if kind is torch.Size:
+            return [name, list(value)]
         if kind in _LISTS.values():
             return [name, self._all(value)]
         if kind is deque:
             return [name, self._all(value), value.maxlen]
         if kind in _MAPPINGS.values():
-            return [name, self._all(part for pair in value.items() for part in pair)]
-        if kind is defaultdict and value.default_factory in _FACTORIES.values():
-            factory = getattr(value.default_factory, "__name__", None)
-            return [name, self._all(part for pair in value.items() for part in pair), factory]
+            return [name, self._pairs(value)]
+        if kind is defaultdict:
+            factory = getattr(value.default_factory, "__qualname__", None)
+            known = self._shared.factories.get(factory)
+            if getattr(known, "__code__", known) is getattr(value.default_factory, "__code__", value.default_factory):
+                return [name, self._pairs(value), factory]
         return self._object(value)
 
     def _object(self, value: Any) -> list[Any]:
         kind, name = type(value), type(value).__qualname__
-        if self._classes.get(name) is kind and isinstance(value, tuple):
+        if self._shared.classes.get(name) is kind and isinstance(value, tuple):
             return ["named", name, self._all(value)]
-        if self._classes.get(name) is kind and kinds_of(value) == (Names,) and not isinstance(value, nn.Module):
-            own = {key: part for key, part in Names(value, "").content.items() if is_own_name(value, key)}
-            return ["object", name, self._all(part for pair in own.items() for part in pair)]
-        raise StaysError(f"a {kind.__name__}")
+        if self._shared.classes.get(name) is kind and _is_simple(value):
+            own = {key: part for key, part in attributes_of(value).items() if is_own_name(value, key)}
+            return ["object", name, self._pairs(own)]
+        raise UnwritableError(f"a {kind.__name__}")
 
-    def _all(self, values: Iterable[Any]) -> list[Any]:
+    def _all(self, values: Any) -> list[Any]:
+        self.gathered += len(values)
         return [self.of(value) for value in values]
+
+    def _pairs(self, values: Mapping[Any, Any]) -> list[Any]:
+        self.gathered -= len(values)
+        return self._all([part for pair in values.items() for part in pair])
 
     def _tensor(self, value: Tensor) -> list[Any]:
         if value.dtype not in DTYPES or value.is_quantized or value.is_meta or type(value) is not Tensor:
-            raise StaysError(f"a {type(value).__name__} of {value.dtype}")
+            raise UnwritableError(f"a {type(value).__name__} of {value.dtype}")
         away = value.device.type != "cpu" or hasattr(value, _AWAY)
         sparse = value.layout != torch.strided
         plain = value.detach().to_dense() if sparse else value.detach()
         self._count(0, plain.nbytes)
         self.gathered += plain.numel() if plain.dim() else 0
-        return ["sparse" if sparse else "tensor", plain.cpu().contiguous(), away]
+        leaf = value.is_leaf and value.requires_grad
+        return ["sparse" if sparse else "tensor", plain.clone(memory_format=torch.contiguous_format), away, leaf]
 
     def _bytes(self, value: bytes | bytearray) -> Tensor:
         self._count(0, len(value))
@@ -167,10 +229,8 @@ class Reader:
     ``device`` is for tensors that were not in the writer's own memory.
     """
 
-    def __init__(
-        self, nodes: Sequence[Any], known: Mapping[str, Any], classes: Mapping[str, type], device: torch.device
-    ) -> None:
-        self._known, self._classes, self._device = known, classes, device
+    def __init__(self, nodes: Sequence[Any], shared: Shared, device: torch.device) -> None:
+        self._shared, self._device = shared, device
         self._made: list[Any] = []
         for kind, *parts in nodes:
             self._made.append(self._value(kind, *parts))
@@ -181,7 +241,7 @@ class Reader:
             return written
         ((kind, place),) = written.items()
         if kind == "known":
-            return self._known[place]
+            return self._shared.by_path[place]
         if kind != "node" or not 0 <= place < len(self._made):  # only what is made already: nothing holds itself
             raise ValueError(f"nodes hold earlier ones, found {kind} {place}")
         return self._made[place]
@@ -202,11 +262,11 @@ class Reader:
             return _MAPPINGS[kind](self.pairs(parts[0]))
         return _MAKERS[kind](self, *parts)
 
-    def _tensor(self, value: Tensor, away: bool) -> Tensor:
+    def _tensor(self, value: Tensor, away: bool, leaf: bool) -> Tensor:
         made = value.detach().clone().to(self._device if away else "cpu")
         if away:
             setattr(made, _AWAY, True)  # a server on the CPU passes it on to clients on GPUs
-        return made
+        return made.requires_grad_(leaf)
 
     def _ndarray(self, dtype: str, shape: list[int], value: Tensor, is_scalar: bool) -> Any:
         if not _NUMBERS.fullmatch(dtype):
@@ -215,31 +275,42 @@ class Reader:
         return made[()] if is_scalar else made
 
     def _named(self, name: str, written: list[Any]) -> Any:
-        kind, items = self._classes[name], self.all(written)
+        kind, items = self._shared.classes[name], self.all(written)
         if not issubclass(kind, tuple) or len(items) != len(kind._fields):  # type: ignore[attr-defined]
             raise ValueError(f"{name} is no tuple of {len(items)}")
         return tuple.__new__(kind, items)
 
+    def _enum(self, name: str, member: str) -> Any:
+        kind = self._shared.classes[name]
+        if not issubclass(kind, enum.Enum):
+            raise ValueError(f"{name} has no {member}")
+        return kind[member]
+
     def _object(self, name: str, written: list[Any]) -> Any:
-        kind, own = self._classes[name], self.pairs(written)
+        kind, own = self._shared.classes[name], self.pairs(written)
         made: Any = object.__new__(kind)
-        if issubclass(kind, nn.Module) or not all(is_own_name(made, key) for key in own):
+        if not _is_simple(made) or not all(is_own_name(made, key) for key in own):
             raise ValueError(f"{name} has no such attributes")
-        Names(made, "").bind(own)
+        bind(made, Bound(own, []))
         return made
 
 
 _MAKERS: dict[str, Callable[..., Any]] = {
     "int": lambda reader, digits: int(digits[:10_000], 16),
     "complex": lambda reader, real, imaginary: complex(real, imaginary),
+    "dtype": lambda reader, name: {str(dtype): dtype for dtype in DTYPES}[f"torch.{name}"],
+    "device": lambda reader, name: torch.device(name),
     "bytes": lambda reader, value: value.numpy().tobytes(),
     "bytearray": lambda reader, value: bytearray(value.numpy().tobytes()),
     "array": lambda reader, typecode, value: array(typecode, value.numpy().tobytes()),
     "deque": lambda reader, written, maxlen: deque(reader.all(written), maxlen),
-    "defaultdict": lambda reader, written, factory: defaultdict(_FACTORIES[factory], reader.pairs(written)),
+    "defaultdict": lambda reader, written, factory: defaultdict(
+        reader._shared.factories[factory], reader.pairs(written)
+    ),
     "tensor": Reader._tensor,
-    "sparse": lambda reader, value, away: reader._tensor(value, away).to_sparse(),
+    "sparse": lambda reader, value, away, leaf: reader._tensor(value, away, leaf).to_sparse(),
     "ndarray": Reader._ndarray,
     "named": Reader._named,
+    "enum": Reader._enum,
     "object": Reader._object,
 }

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that a module keeps beside its parameters, as it was at a moment, to be put back and carried on.
+
+It is found from the attributes of the module and its submodules on: containers, tensors, arrays, generators, objects of
+people's own, optimizers and data sets of the module's own. What changed inside comes back inside, so that all who hold
+an object see the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torchmetrics import Metric, MetricCollection
+
+from fl_lightning.core.modules import buffers_of, modes_kept, named_metrics, submodules
+from fl_lightning.lightning.metric_state import MetricState, is_mergeable, joins_clients, parts_of
+from fl_lightning.lightning.module.contents import PLAIN, Kind, held_by
+from fl_lightning.lightning.module.objects import (
+    FRAMEWORK,
+    LIGHTNING_MODULE,
+    METRIC,
+    MODULE,
+    NAMED,
+    PARAMETER_HOOKS,
+    TABLES,
+    Object,
+    kinds_of,
+)  # fmt: skip
+from fl_lightning.lightning.module.plain_values import Shared
+from fl_lightning.lightning.names import LightningModule
+
+_HOOKS = frozenset(
+    name for name in FRAMEWORK if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called"))
+)
+_MANY = 100_000
+"""Objects of one module that are looked after; what is found beyond these is left alone."""
+
+
+class ModuleSnapshot:
+    """What a module held when this was made, but for its parameters.
+
+    The trainer, its optimizers and schedulers, callbacks and data modules are not the module's. Others see to what is
+    in buffers and in metrics that can be joined, unless the snapshot is ``whole``.
+    """
+
+    def __init__(self, module: nn.Module, whole: bool = False) -> None:
+        self._module, self._whole = module, whole
+        self._joins = is_mergeable if whole else joins_clients
+        self.objects: list[Object] = []  # all that may change, in an order that is the same in copies of the module
+        self.unfollowed: dict[str, str] = {}  # kinds of attributes that cannot be put back, iterators and open files
+        self.tensors: list[tuple[str, Tensor]] = []  # in attributes
+        self.metrics: dict[str, Metric] = dict(named_metrics(module))  # those outside its submodules included
+        self.joined = {name: metric for name, metric in self.metrics.items() if self._joins(metric)}
+        parts = submodules(module)
+        self._parts = [(name, part, dict(part._parameters), dict(part._buffers)) for name, part in parts]
+        self._found: list[tuple[str, Any]] = []  # beside parts, parameters and buffers
+        self._wrapped = set[int]()  # metrics in others that no attribute of the module's own holds
+        self._waiting, self._of_data = deque[tuple[Any, str]](), deque[tuple[Any, str]]()
+        self._seen = {id(value) for value in _looked_after(module)}
+        for _, part, parameters, buffers in self._parts:
+            self._seen |= {id(value) for value in (part, *parameters.values(), *buffers.values())}
+        inside = {id(part) for metric in self.joined.values() for _, part in submodules(metric)}
+        outside = [(name, part) for name, part in parts if id(part) not in inside]
+        for name, part in outside:
+            if not isinstance(part, MetricCollection):
+                self._add(part, name, LIGHTNING_MODULE if isinstance(part, LightningModule) else MODULE)
+        for name, metric in self.joined.items():
+            self._add_beside_states(metric, name)
+        self._add_tables(outside)
+        self._look_into(self._waiting, of_data=False)
+        self._look_into(self._of_data, of_data=True)
+        self._quiet: list[Object] = []
+        self.states: list[MetricState] = []  # of metrics that can be joined
+        if whole:
+            self._add_rest(outside)
+
+    def _add_tables(self, parts: Iterable[tuple[str, nn.Module]]) -> None:
+        named = [(f"{name}." if name else "", part) for name, part in parts]
+        hooks = {at + n: table for at, part in named for n in _HOOKS if (table := vars(part).get(n)) is not None}
+        self.fixed = [  # what a visit must leave as it is
+            self._add({at: part._modules for at, part in named}, "", TABLES, look=False),
+            self._add(hooks, "", TABLES),
+            self._add(dict(self._module.named_parameters()), "", PARAMETER_HOOKS),
+        ]
+        self.buffers = self._add({at: part._buffers for at, part in named}, "", TABLES, look=False)
+
+    def _add_rest(self, parts: Iterable[tuple[str, nn.Module]]) -> None:
+        for _, _, name, buffer in (*buffers_of(self._module)[0], *buffers_of(self._module)[1]):
+            for kind in kinds_of(buffer) or ():
+                self._add(buffer, name, kind)
+        # What collections know of their metrics comes back only where it was not the evaluation itself that changed it.
+        others = len(self.objects)
+        for name, part in parts:
+            if isinstance(part, MetricCollection):
+                self._add(part, name, MODULE)
+        self._look_into(self._waiting, of_data=False)
+        self._quiet, self.objects = self.objects[others:], self.objects[:others]
+        self.states = [MetricState(metric) for metric in self.joined.values()]
+
+    def _add(self, value: Any, name: str, kind: Kind, look: bool = True) -> Object:
+        found = Object(value, name, kind)
+        self.objects.append(found)
+        if look:
+            self._waiting.extend((part, at) for part, at in found.parts() if not isinstance(part, PLAIN))
+        return found
+
+    def _add_beside_states(self, metric: Metric, name: str) -> None:
+        for at, part in parts_of(metric):
+            self._add(part, f"{name}.{at}" if at else name, METRIC)
+
+    def _look_into(self, waiting: deque[tuple[Any, str]], of_data: bool) -> None:
+        self._waiting = waiting
+        while waiting:
+            value, name = waiting.popleft()
+            if id(value) in self._seen:
+                continue
+            if isinstance(value, (Dataset, DataLoader, Sampler)) and not of_data:
+                self._of_data.append((value, name))
+                continue
+            self._seen.add(id(value))
+            inside = value.values(copy_state=False) if isinstance(value, MetricCollection) else held_by(value)
+            if inside is not None:
+                waiting.extend((part, name) for part in inside if not isinstance(part, PLAIN))
+                continue
+            self._look_at(value, name, of_data)
+
+    def _look_at(self, value: Any, name: str, of_data: bool) -> None:
+        if isinstance(value, Tensor):
+            self.tensors.append((name, value))
+        if isinstance(value, Metric) and id(value) not in self._wrapped:
+            hidden = f"{len(self.metrics)} in {name}"
+            self.metrics[hidden] = value
+            self._wrapped |= {id(part) for _, part in submodules(value)}
+            if self._joins(value):
+                self.joined[hidden] = value
+                self._found.append((name, value))
+                self._add_beside_states(value, name)
+                return
+        kinds = kinds_of(value, of_data) if len(self.objects) < _MANY else None
+        if kinds is None:
+            self.unfollowed.setdefault(name, type(value).__name__)
+        elif kinds:
+            self._found.append((name, value))
+            for kind in kinds:
+                self._add(value, name, kind)
+
+    # ---- names
+
+    @cached_property
+    def shared(self) -> Shared:
+        """What copies of the module have, too, by names that they share."""
+        found: dict[str, Any] = {}
+        for name, part, parameters, buffers in self._parts:
+            found[f"module {name}"] = part
+            for kind, values in (("parameter", parameters), ("buffer", buffers)):
+                found |= {f"{kind} {name}.{key}": value for key, value in values.items() if value is not None}
+        if self._whole:
+            found["buffers"] = self.buffers.value
+        count = Counter[str]()
+        for name, value in self._found:
+            found[f"{name}#{count[name]}"] = value
+            count[name] += 1
+        return Shared(found, self._module)
+
+    @cached_property
+    def by_path(self) -> dict[tuple[str, bool], Object]:
+        """Objects that may change, by path, and whether these are their attributes."""
+        paths = self.shared.paths
+        return {(paths[id(one.value)], one.kind in NAMED): one for one in self.objects if id(one.value) in paths}
+
+    # ---- later
+
+    def current(self) -> ModuleSnapshot:
+        """A snapshot of the module now: this one, if nothing has changed."""
+        return ModuleSnapshot(self._module, self._whole) if self.changed() else self
+
+    def changed(self) -> list[Object]:
+        """The objects that hold something else now."""
+        return [found for found in self.objects if not found.is_same()]
+
+    def put_back(self) -> None:
+        """Lets all objects hold what they held; metrics of which others see to their states apart."""
+        for found in self.changed():
+            found.put_back()
+
+    def put(self) -> None:
+        """Puts everything back."""
+        for found in (*self.changed(), *self._quiet):
+            found.put_back()
+        for state in self.states:
+            state.put_back()
+
+    def empty_metrics(self) -> None:
+        """Lets all metrics start from zero."""
+        for metric in self.metrics.values():
+            metric.reset()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """What the module holds now comes back in the end."""
+        later = [(found, found.now()) for found in (*self.changed(), *self._quiet)]
+        states = [MetricState(state.metric) for state in self.states]
+        try:
+            yield
+        finally:
+            self.put_back()
+            for found, content in later:
+                found.put(content)
+            for state in states:
+                state.put_back()
+
+
+def _looked_after(module: nn.Module) -> Iterable[Any]:
+    """What a module may hold and its trainer sees to."""
+    trainer = getattr(module, "_trainer", None)
+    return () if trainer is None else (*trainer.optimizers, *(c.scheduler for c in trainer.lr_scheduler_configs))
+
+
+@contextmanager
+def shadowed(owner: object, **values: Any) -> Iterator[None]:
+    """Puts other values in front of attributes and methods of an object, and takes them away in the end."""
+    attributes = vars(owner)  # nn.Module's own way of setting one would register submodules and tensors
+    hidden = {name: attributes[name] for name in values if name in attributes}
+    attributes.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del attributes[name]
+        attributes.update(hidden)
+
+
+class Undone:
+    """Runs a module without a trace in its attributes and metrics, and without a word to its loggers."""
+
+    def __init__(self, module: LightningModule) -> None:
+        self._module = module
+        self._snapshot: ModuleSnapshot | None = None
+
+    @contextmanager
+    def __call__(self, evaluate: bool = True) -> Iterator[None]:
+        """Metrics are empty, ``self.log`` does nothing, and everything comes back in the end."""
+        module = self._module
+        snapshot = self._snapshot = ModuleSnapshot(module) if self._snapshot is None else self._snapshot.current()
+        parts = [part for metric in snapshot.joined.values() for _, part in submodules(metric)]
+        states = [MetricState(part) for part in parts if isinstance(part, Metric)]
+        snapshot.empty_metrics()
+        try:
+            with shadowed(module, log=_ignore, log_dict=_ignore), modes_kept(submodules(module)):
+                if evaluate:
+                    module.eval()
+                yield
+        finally:
+            snapshot.put_back()
+            for state in states:
+                state.put_back()
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    return None
