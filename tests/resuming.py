@@ -138,7 +138,7 @@ class ClientResult:
             "metrics": {k: v.clone() for k, v in trainer.callback_metrics.items() if k != "fed/seconds"},
             "rules": strategy._fits.states(),
             "counters": counters,
-            "stopped": trainer.should_stop,
+            "stopped": (trainer.should_stop, [callback.wait_count for callback in trainer.early_stopping_callbacks]),
         }
 
     def save(self, path: Path) -> None:
