@@ -13,7 +13,7 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -24,41 +24,28 @@ from torch import Tensor, nn
 # ---- bytes, for many small tensors
 
 
-def pack(value: object, places: Mapping[int, int] | None = None) -> bytes:
+def pack(value: object) -> bytes:
     """The bytes of an object. Tensors keep their memory formats, and come from a GPU to that of who unpacks them.
 
     A file of ``torch.save`` has an entry of more than a kilobyte for each tensor, and reading it takes some ten times
-    as long as reading these bytes. ``places`` are those of objects that the other process has, too, by their ids.
+    as long as reading these bytes.
     """
     buffer = io.BytesIO()
-    packer = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL) if places is None else _Packer(buffer, places)
+    packer = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
     packer.dispatch_table = _TABLE
     packer.dump(value)
     return buffer.getvalue()
 
 
-def unpack(packed: bytes, device: torch.device, known: Sequence[Any] = ()) -> Any:
-    """What :func:`pack` packed, with ``known`` for what both have; the bytes of a stranger can run any code."""
+def unpack(packed: bytes, device: torch.device) -> Any:
+    """What :func:`pack` packed; the bytes of a stranger can run any code."""
     unpacker = _Unpacker(io.BytesIO(packed))
-    unpacker.device, unpacker.known = device, known
+    unpacker.device = device
     return unpacker.load()
-
-
-class _Packer(pickle.Pickler):
-    def __init__(self, buffer: io.BytesIO, places: Mapping[int, int]) -> None:
-        super().__init__(buffer, pickle.HIGHEST_PROTOCOL)
-        self._places = places
-
-    def persistent_id(self, obj: Any) -> int | None:
-        return self._places.get(id(obj))
 
 
 class _Unpacker(pickle.Unpickler):
     device: torch.device
-    known: Sequence[Any]
-
-    def persistent_load(self, pid: Any) -> Any:
-        return self.known[pid]
 
     def find_class(self, module: str, name: str) -> Any:
         """Tells tensors where to go."""

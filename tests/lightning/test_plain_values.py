@@ -11,7 +11,8 @@ import pytest
 import torch
 from support import reload
 
-from fl_lightning.lightning.module.plain_values import Limits, Reader, Shared, UnwritableError, Writer, is_own_name
+from fl_lightning.lightning.module.plain_values import Limits, Reader, UnwritableError, Writer, is_own_name
+from fl_lightning.lightning.module.shared import Shared
 
 CPU = torch.device("cpu")
 

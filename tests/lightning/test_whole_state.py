@@ -103,15 +103,7 @@ def test_a_change_is_seen_and_undone(name, inference):
         for _ in range(2):
             CHANGES[name](module)
             assert changed_names(state) == TOGETHER.get(name, {name})
-            after = content(module)
-            assert after != before
-            with state.apart():
-                state.put()
-                assert content(module) == before
-                module.pair.update(*ONES)
-                CHANGES["number"](module)
-                CHANGES[name](module)
-            assert content(module) == after
+            assert content(module) != before
             state.put()
             assert content(module) == before
 
@@ -124,14 +116,14 @@ def test_metrics_start_from_zero_and_come_back():
     module.wrapped.compute()
     state, before = ModuleSnapshot(module, whole=True), content(module)
     for _ in range(2):  # updates in place do not reach what is remembered
-        with state.apart():
-            state.empty_metrics()
-            assert module.wrapped._base_metric._update_count == 0
-            module.metric.update(1.0)
-            assert module.metric.compute() == 1
-            module.pair.update(ONES[0], 1 - ONES[1])
-            assert module.pair.compute()["BinaryPrecision"] == 0
-            assert {metric.compute().item() for metric in module.pair.values()} == {0}
+        state.empty_metrics()
+        assert module.wrapped._base_metric._update_count == 0
+        module.metric.update(1.0)
+        assert module.metric.compute() == 1
+        module.pair.update(ONES[0], 1 - ONES[1])
+        assert module.pair.compute()["BinaryPrecision"] == 0
+        assert {metric.compute().item() for metric in module.pair.values()} == {0}
+        state.put()
         assert content(module) == before
     module.metric.update(1.0)
     assert changed_names(state) == set()  # states that can be joined are no concern

@@ -21,6 +21,7 @@ from torchmetrics import Metric, MetricCollection
 from fl_lightning.core.modules import buffers_of, modes_kept, named_metrics, submodules
 from fl_lightning.lightning.metric_state import MetricState, is_mergeable, joins_clients, parts_of
 from fl_lightning.lightning.module.contents import PLAIN, Kind, held_by
+from fl_lightning.lightning.module.kinds import kinds_of
 from fl_lightning.lightning.module.objects import (
     FRAMEWORK,
     LIGHTNING_MODULE,
@@ -30,9 +31,8 @@ from fl_lightning.lightning.module.objects import (
     PARAMETER_HOOKS,
     TABLES,
     Object,
-    kinds_of,
 )  # fmt: skip
-from fl_lightning.lightning.module.plain_values import Shared
+from fl_lightning.lightning.module.shared import Shared
 from fl_lightning.lightning.names import LightningModule
 
 _HOOKS = frozenset(
@@ -200,20 +200,6 @@ class ModuleSnapshot:
         """Lets all metrics start from zero."""
         for metric in self.metrics.values():
             metric.reset()
-
-    @contextmanager
-    def apart(self) -> Iterator[None]:
-        """What the module holds now comes back in the end."""
-        later = [(found, found.now()) for found in (*self.changed(), *self._quiet)]
-        states = [MetricState(state.metric) for state in self.states]
-        try:
-            yield
-        finally:
-            self.put_back()
-            for found, content in later:
-                found.put(content)
-            for state in states:
-                state.put_back()
 
 
 def _looked_after(module: nn.Module) -> Iterable[Any]:
