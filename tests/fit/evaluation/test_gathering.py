@@ -76,13 +76,15 @@ def check(kind, stage, logged, record):
 
 
 @pytest.mark.parametrize(("kind", "stage"), in_turn(KINDS, ["val", "test"]))
-def test_values_of_each_client_and_of_all(kind, stage, caplog):
+def test_values_of_each_client_and_of_all(kind, stage, caplog, monkeypatch):
     module, strategy = fresh(kind), fl.FederatedStrategy()
-    before = weights(module)
+    before, steps, add = weights(module), [], kind.add
+    monkeypatch.setattr(module, "add", lambda *batch: steps.append(1) or add(module, *batch))
     for _ in range(2):  # the second evaluation must not remember the first
         logged, record = federated(module, stage, strategy=strategy)
         check(kind, stage, logged, record)
     assert weights(module).equal(before)
+    assert len(steps) == 2 * len(loaders_of(stage)[1]), "no second pass"
     said = f"{kind.__name__}.{'validation' if stage == 'val' else 'test'}_step changes "
     assert caplog.text.count(said) == (bool(kind.MEANS) and kind is not ReadsInSteps)
 
@@ -215,14 +217,6 @@ def test_callbacks_watch_the_value_of_all_clients(kind, tmp_path):
     found, true = zip(*seen, strict=True)
     assert found == pytest.approx(true, rel=1e-6)
     assert float(keeping.best_model_score) == float(stopping.best_score) == max(found)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_step_runs_once(kind, monkeypatch):
-    steps, add = [], kind.add
-    monkeypatch.setattr(kind, "add", lambda self, *args: steps.append(1) or add(self, *args))
-    federated(fresh(kind))
-    assert len(steps) == len(loaders_of("val")[1])
 
 
 class BesideAnother(Counts):
