@@ -13,10 +13,10 @@ from fl_lightning.core.modules import modes_kept, submodules
 from fl_lightning.fit.loaders import EvaluationLoader, counts_of
 from fl_lightning.lightning.batches import counted_batches, run_batch, run_hook
 from fl_lightning.lightning.inspection import is_overridden
-from fl_lightning.lightning.logged_values import ClientValues, LoggedRow, collecting
+from fl_lightning.lightning.logged_values import ClientValues, LoggedRow, active_results, collecting
 from fl_lightning.lightning.module.snapshot import shadowed
 from fl_lightning.lightning.module.undefined_metrics import LogNotes
-from fl_lightning.lightning.names import DummyLogger, LightningModule, ResultCollection, Trainer
+from fl_lightning.lightning.names import DummyLogger, LightningModule, Trainer
 
 
 class Alone:
@@ -31,7 +31,7 @@ class Alone:
     ) -> None:
         self._trainer, self._stage, self._notes, self._loaders = trainer, stage, notes, loaders
         self._module: LightningModule = trainer.lightning_module
-        self._values = ClientValues(ResultCollection(training=False))
+        self._values = ClientValues(type(active_results(trainer))(training=False))
         self.hook = f"on_{stage}_epoch_end"
         self.has_hook = is_overridden(self.hook, self._module)
 
