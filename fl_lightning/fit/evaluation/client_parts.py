@@ -44,7 +44,7 @@ class ClientParts:
         self._module, self._travels = module, travels
         self._found = self._begun = ModuleSnapshot(module, whole=True)
         self._found.empty_metrics()
-        if self._found.changed():  # metrics that cannot be joined are empty when clients begin
+        if len(self._found.states) < len(self._found.metrics) and self._found.changed():  # those that nothing joins
             self._begun = ModuleSnapshot(module, whole=True)
         self._joined = [state.metric for state in self._found.states]
         self._collections = [part for _, part in submodules(module) if isinstance(part, MetricCollection)]
@@ -70,8 +70,10 @@ class ClientParts:
             collection.values(copy_state=False)
         used = [updates_of(metric) or last_value(metric) is not None for metric in self._joined]
         part.metrics = [MetricShare.of(m) if is_used else None for m, is_used in zip(self._joined, used, strict=True)]
-        changed = self._begun.changed()
+        part.changes, part.changed, changed = {}, (), self._begun.changed()
         self._is_as_begun = not changed
+        if not changed:
+            return
         changes = [(kept, kept.change()) for kept in changed if not means_the_same(kept)]
         names = [name for kept, change in changes if not _only_grew(kept, change) for name in kept.changed_names()]
         part.changed = tuple(dict.fromkeys(names))
