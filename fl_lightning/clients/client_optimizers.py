@@ -132,10 +132,12 @@ class OptimizerState:
     def restore(self) -> None:
         """Puts state and attributes back to what they were at first, and options to what was taken."""
         optimizer = self.optimizer
-        if len(optimizer.param_groups) != len(self.options):
+        found = len(optimizer.param_groups)
+        del optimizer.param_groups[len(self.options) :]  # the round's start comes back after this error, too
+        if found != len(self.options):
             raise ModuleError(
                 f"{type(optimizer).__name__} must keep its {len(self.options)} parameter groups during a fit, found "
-                f"{len(optimizer.param_groups)}: give all to it in configure_optimizers"
+                f"{found}: give all to it in configure_optimizers"
             )
         optimizer.state.clear()  # in place: wrappers hold on to it
         for key, value in self._initial.items():
