@@ -48,13 +48,23 @@ class Variant(nn.Module):
         return ((self.scale(x) * (x @ self.w) - y) ** 2).mean()
 
 
+class Classes:
+    """Where pickles find the classes of variants."""
+
+
+def class_of(name, members):
+    kind = type(name, (Variant,), {**members, "__qualname__": f"{Classes.__name__}.{name}", "__module__": __name__})
+    setattr(Classes, name, kind)
+    return kind
+
+
 VARIANTS: dict[str, type[Variant]] = {}
 
 
 def variant(start, scale, name=None):
     """Makes a variant of two functions."""
     name = name or scale.__name__
-    VARIANTS[name] = type(name, (Variant,), {"start": start, "scale": scale})
+    VARIANTS[name] = class_of(name, {"start": start, "scale": scale})
 
 
 def keeps(**made):
@@ -735,7 +745,7 @@ LOST = {
 def refused(start, changes, scale):
     """A variant of its own fit."""
     made = {"start": start, "scale": scale, "changes": changes}
-    REFUSED[scale.__name__] = type(scale.__name__, (Variant,), made)
+    REFUSED[scale.__name__] = class_of(scale.__name__, made)
 
 
 REFUSED: dict[str, type[Variant]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -108,7 +109,8 @@ def _visit(site: Site, shared: Round, request: Request) -> Outcome:
     vars(module).update(dict.fromkeys(_AROUND, _nothing))
     vars(data).update(dict.fromkeys(("prepare_data", "setup", "teardown"), _nothing))
     vars(data)["train_dataloader"] = lambda: site.data
-    with quiet():
+    with quiet(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Found \d+ module\(s\) in eval mode")  # the fit has said so
         visit = CarriedVisit(site, shared, request)
         trainer = Trainer(
             strategy=visit, devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a module keeps from step to step: every visit begins as the round found it, and the round goes on from there."""
 
+import pickle
 from collections import deque
 
 import lightning as L
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchmetrics import SumMetric
 from visit_variants import LOST, REFUSED, VARIANTS, WIDTH, Together
 from visits_by_hand import rounds_by_hand
-from worker_processes import EXECUTORS
+from worker_processes import EXECUTORS, HERE
 
 import fl_lightning as fl
 from fl_lightning.clients.module_visits import ModuleVisits
@@ -110,6 +111,22 @@ def test_worker_processes_give_the_same_bits_with_other_methods():
     ends = [
         in_turn(Together(), executor, fl.algorithms.FedLF, 2).found() for executor in (None, fl.executors.Parallel(3))
     ]
+    assert not differing(*ends)
+
+
+def can_travel(name):
+    try:
+        pickle.dumps(Together([name]))
+    except TypeError:
+        return False
+    return True
+
+
+@pytest.mark.filterwarnings("ignore:what clients leave in Together", "ignore:Seems like `optimizer.step")
+def test_copies_that_were_pickled_call_objects_by_the_same_names():
+    names = list(filter(can_travel, VARIANTS))
+    assert len(names) > 70
+    ends = [in_turn(Together(names), executor).found() for executor in (None, HERE)]
     assert not differing(*ends)
 
 

@@ -24,23 +24,32 @@ PLAIN = (
 """Values that never change inside."""
 
 
+Step = tuple[str, Any]
+"""How one gets to an object from one that holds it, in any copy of both; and the object."""
+
+
 class Kind(NamedTuple):
     """How objects of one kind are looked at."""
 
     read: Callable[[Any], Any]  # what one holds; its later changes do not reach that
     same: Callable[[Any, Any], bool]  # whether it still holds that; objects in it are looked at by themselves
     write: Callable[[Any, Any], None]  # lets it hold that
-    parts: Callable[[Any], Iterable[Any]] = lambda content: ()  # the objects in what it holds
+    parts: Callable[[Any], Iterable[Step]] = lambda content: ()  # the objects in what it holds
     change: Callable[[Any, Any, Any], Any] = lambda value, then, now: now  # what :meth:`Object.apply` needs
 
 
-def held_by(value: Any) -> Iterable[Any] | None:
+def held_by(value: Any) -> Iterable[Step] | None:
     """What an object holds that never changes itself; ``None`` if it may."""
     if isinstance(value, (tuple, frozenset)):
-        return value
+        return numbered(value)
     if isinstance(value, partial):
-        return (value.func, value.args, value.keywords)
-    return (value.__self__,) if isinstance(value, MethodType) else None
+        return numbered((value.func, value.args, value.keywords))
+    return [(".__self__", value.__self__)] if isinstance(value, MethodType) else None
+
+
+def numbered(values: Iterable[Any]) -> list[Step]:
+    """The steps to the items of a sequence."""
+    return [(f"[{place}]", value) for place, value in enumerate(values)]
 
 
 def equal_numbers(one: Tensor, other: Tensor) -> Tensor:
@@ -112,7 +121,7 @@ ARRAY = Kind(
     np.ndarray.copy,
     _same_array,
     _put_array,
-    lambda content: content.ravel().tolist() if content.dtype.hasobject else (),
+    lambda content: numbered(content.ravel().tolist()) if content.dtype.hasobject else (),
 )
 BYTES = Kind(lambda value: value[:], lambda value, content: bool(value == content), _put_bytes)
 GENERATOR = Kind(generator_state, _same_draws, put_generator_state)

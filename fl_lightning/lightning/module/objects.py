@@ -13,7 +13,7 @@ from torch import nn
 
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.lightning.metric_state import beside_states
-from fl_lightning.lightning.module.contents import OF_DATA, Kind, is_equal
+from fl_lightning.lightning.module.contents import OF_DATA, Kind, Step, is_equal, numbered
 from fl_lightning.lightning.names import (
     LightningModule,
 )
@@ -42,10 +42,13 @@ class Added(NamedTuple):
 
 
 class Object:
-    """One object and what it held when it was looked at; ``name`` is the module's attribute that leads to it."""
+    """One object and what it held when it was looked at.
 
-    def __init__(self, value: Any, name: str, kind: Kind) -> None:
-        self.value, self.name, self.kind = value, name, kind
+    ``name`` is the module's attribute that leads to it, and ``path`` the way to it from there.
+    """
+
+    def __init__(self, value: Any, name: str, kind: Kind, path: str = "") -> None:
+        self.value, self.name, self.kind, self.path = value, name, kind, path
         self.content = kind.read(value)
 
     def is_same(self) -> bool:
@@ -95,12 +98,13 @@ class Object:
         names = [n for part in self.change() for n in part] if self.kind in MODULES else [""]
         return [".".join(filter(None, (self.name, name))) for name in names]
 
-    def parts(self) -> Iterable[tuple[Any, str]]:
-        """Objects in the content, and the attributes from which they are reached."""
+    def parts(self) -> Iterable[tuple[Any, str, str]]:
+        """Objects in the content, the attributes from which they are reached, and the ways from there."""
         if self.kind in MODULES:  # nobody changes what torch and Lightning have there
             at = f"{self.name}." if self.name else ""
-            return [(value, at + name) for name, value in self.content.items() if name not in FRAMEWORK]
-        return [(part, self.name) for part in self.kind.parts(self.content)]
+            own = sorted(self.content.keys() - FRAMEWORK)
+            return [(self.content[name], at + name, "") for name in own]
+        return [(part, self.name, self.path + step) for step, part in self.kind.parts(self.content)]
 
 
 # ---- attributes
@@ -135,7 +139,10 @@ def _attributes(read: Callable[[Any], dict[str, Any]], same: Callable[[Any, Any]
     def write(value: Any, content: dict[str, Any]) -> None:
         bind(value, _difference(read(value), content))
 
-    return Kind(read, same, write, dict.values, lambda value, then, now: _difference(then, now))
+    def parts(content: dict[str, Any]) -> list[Step]:  # copies may have their attributes in another order
+        return [(f".{name}", content[name]) for name in sorted(content)]
+
+    return Kind(read, same, write, parts, lambda value, then, now: _difference(then, now))
 
 
 def _module_attributes(apart: frozenset[str]) -> Kind:
@@ -190,8 +197,11 @@ def _change_of_items(value: Any, then: Any, now: Any) -> Any:
     return now
 
 
-def _parts_of_items(content: Any) -> Iterable[Any]:
-    return (*content.keys(), *content.values()) if isinstance(content, dict) else content
+def _parts_of_items(content: Any) -> Iterable[Step]:
+    if not isinstance(content, dict):
+        return numbered(content)
+    keys = [(f"<{place}>", key) for place, key in enumerate(content)]  # numbers may be ids of this process
+    return keys + [(f"[{k if isinstance(k, str) else at}]", v) for at, (k, v) in enumerate(content.items())]
 
 
 ITEMS = Kind(_items, _same_items, _put_items, _parts_of_items, _change_of_items)
@@ -210,7 +220,7 @@ def _put_tables(tables: Any, content: Any) -> None:
 
 TABLES = Kind(
     lambda tables: {at: dict(table) for at, table in tables.items() if table}, _same_tables, _put_tables,
-    lambda content: [part for table in content.values() for part in table.values()],
+    lambda content: [(at + step, part) for at, table in content.items() for step, part in numbered(table.values())],
 )  # fmt: skip
 """Dictionaries of torch's: submodules, buffers, hooks."""
 

@@ -8,7 +8,7 @@ an object see the same.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -20,7 +20,7 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.modules import buffers_of, modes_kept, named_metrics, submodules
 from fl_lightning.lightning.metric_state import MetricState, is_mergeable, joins_clients, parts_of
-from fl_lightning.lightning.module.contents import PLAIN, Kind, held_by
+from fl_lightning.lightning.module.contents import PLAIN, Kind, held_by, numbered
 from fl_lightning.lightning.module.kinds import kinds_of
 from fl_lightning.lightning.module.objects import (
     FRAMEWORK,
@@ -59,9 +59,9 @@ class ModuleSnapshot:
         self.joined = {name: metric for name, metric in self.metrics.items() if self._joins(metric)}
         parts = submodules(module)
         self._parts = [(name, part, dict(part._parameters), dict(part._buffers)) for name, part in parts]
-        self._found: list[tuple[str, Any]] = []  # beside parts, parameters and buffers
+        self._found: dict[str, Any] = {}  # beside parts, parameters and buffers, by path
         self._wrapped = set[int]()  # metrics in others that no attribute of the module's own holds
-        self._waiting, self._of_data = deque[tuple[Any, str]](), deque[tuple[Any, str]]()
+        self._waiting, self._of_data = deque[tuple[Any, str, str]](), deque[tuple[Any, str, str]]()
         self._seen = {id(value) for value in _looked_after(module)}
         for _, part, parameters, buffers in self._parts:
             self._seen |= {id(value) for value in (part, *parameters.values(), *buffers.values())}
@@ -103,34 +103,35 @@ class ModuleSnapshot:
         self._quiet, self.objects = self.objects[others:], self.objects[:others]
         self.states = [MetricState(metric) for metric in self.joined.values()]
 
-    def _add(self, value: Any, name: str, kind: Kind, look: bool = True) -> Object:
-        found = Object(value, name, kind)
+    def _add(self, value: Any, name: str, kind: Kind, path: str = "", look: bool = True) -> Object:
+        found = Object(value, name, kind, path)
         self.objects.append(found)
         if look:
-            self._waiting.extend((part, at) for part, at in found.parts() if not isinstance(part, PLAIN))
+            self._waiting.extend(part for part in found.parts() if not isinstance(part[0], PLAIN))
         return found
 
-    def _add_beside_states(self, metric: Metric, name: str) -> None:
+    def _add_beside_states(self, metric: Metric, name: str, path: str = "") -> None:
         for at, part in parts_of(metric):
-            self._add(part, f"{name}.{at}" if at else name, METRIC)
+            self._add(part, f"{name}.{at}" if at else name, METRIC, path)
 
-    def _look_into(self, waiting: deque[tuple[Any, str]], of_data: bool) -> None:
+    def _look_into(self, waiting: deque[tuple[Any, str, str]], of_data: bool) -> None:
         self._waiting = waiting
         while waiting:
-            value, name = waiting.popleft()
+            value, name, path = waiting.popleft()
             if id(value) in self._seen:
                 continue
             if isinstance(value, (Dataset, DataLoader, Sampler)) and not of_data:
-                self._of_data.append((value, name))
+                self._of_data.append((value, name, path))
                 continue
             self._seen.add(id(value))
-            inside = value.values(copy_state=False) if isinstance(value, MetricCollection) else held_by(value)
+            collected = isinstance(value, MetricCollection)
+            inside = numbered(value.values(copy_state=False)) if collected else held_by(value)
             if inside is not None:
-                waiting.extend((part, name) for part in inside if not isinstance(part, PLAIN))
+                waiting.extend((part, name, path + step) for step, part in inside if not isinstance(part, PLAIN))
                 continue
-            self._look_at(value, name, of_data)
+            self._look_at(value, name, path, of_data)
 
-    def _look_at(self, value: Any, name: str, of_data: bool) -> None:
+    def _look_at(self, value: Any, name: str, path: str, of_data: bool) -> None:
         if isinstance(value, Tensor):
             self.tensors.append((name, value))
         if isinstance(value, Metric) and id(value) not in self._wrapped:
@@ -139,16 +140,16 @@ class ModuleSnapshot:
             self._wrapped |= {id(part) for _, part in submodules(value)}
             if self._joins(value):
                 self.joined[hidden] = value
-                self._found.append((name, value))
-                self._add_beside_states(value, name)
+                self._found[f"{name}#{path}"] = value
+                self._add_beside_states(value, name, path)
                 return
         kinds = kinds_of(value, of_data) if len(self.objects) < _MANY else None
         if kinds is None:
             self.unfollowed.setdefault(name, type(value).__name__)
         elif kinds:
-            self._found.append((name, value))
+            self._found[f"{name}#{path}"] = value
             for kind in kinds:
-                self._add(value, name, kind)
+                self._add(value, name, kind, path)
 
     # ---- names
 
@@ -162,11 +163,7 @@ class ModuleSnapshot:
                 found |= {f"{kind} {name}.{key}": value for key, value in values.items() if value is not None}
         if self._whole:
             found["buffers"] = self.buffers.value
-        count = Counter[str]()
-        for name, value in self._found:
-            found[f"{name}#{count[name]}"] = value
-            count[name] += 1
-        return Shared(found, self._module)
+        return Shared(found | self._found, self._module)
 
     @cached_property
     def by_path(self) -> dict[tuple[str, bool], Object]:
