@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The matrix of the cohort's updates, and which of its columns lie here.
 
-Server rules ask ``UpdateMatrix`` for what they need and do not touch the rows themselves: several processes may share
-the columns, each a run of them. Combinations of rows stay within a share. Sums over columns are added up in one order
-that does not depend on the shares, so every number of shares gives the same bits (:mod:`fl_lightning.ops.slices`).
+Server rules ask ``UpdateMatrix`` for what they need: several processes may share the columns, each a run of them. Sums
+over columns are added up in one order, so any number of shares gives the same bits (:mod:`fl_lightning.ops.slices`).
 """
 
 from __future__ import annotations
