@@ -47,12 +47,12 @@ def test_a_checkpoint_holds_the_strategy_by_its_arguments(tmp_path):
 def test_a_strategy_with_other_arguments_shares_nothing_with_the_first():
     strategy = Named("mine", algorithm=fl.algorithms.FedLF(layers="tensor"), clients_per_round=2, seed=4)
     other = strategy.with_arguments(seed=5, local_epochs=3)
-    assert (type(other), other.name, other._options.seed, other._options.local_epochs) == (Named, "mine", 5, 3)
-    assert (other._options.clients_per_round, other.algorithm.layers) == (2, "tensor")
+    assert (type(other), other.name, other.options.seed, other.options.local_epochs) == (Named, "mine", 5, 3)
+    assert (other.options.clients_per_round, other.algorithm.layers) == (2, "tensor")
     assert other.algorithm is not strategy.algorithm
     assert other.arguments.keys() == {"name", "algorithm", "clients_per_round", "seed", "local_epochs"}
     plain = fl.FederatedStrategy(fl.algorithms.FedAvg(), None, 0.5).with_arguments(clients_per_round=3)
-    assert (type(plain.algorithm), plain._options.clients_per_round) == (fl.algorithms.FedAvg, 3)
+    assert (type(plain.algorithm), plain.options.clients_per_round) == (fl.algorithms.FedAvg, 3)
     with pytest.raises(ValueError, match=r"local_epochs of Named must be a positive integer .*, found 0"):
         strategy.with_arguments(local_epochs=0)
     assert TREE in repr(strategy), "a Trainer of another copy of Lightning refuses the strategy, and shows it"

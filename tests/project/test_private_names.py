@@ -17,9 +17,10 @@ from fl_lightning.lightning.names import CONTRACT, lightning_module
 
 NO_NAMES = {
     "_fields", "_replace", "_exit", "_is_protocol", "_io", "_thread", "_logger", "_lives_on_device", "_batch_start",
-    "_batch_end", "_epoch_end", "_epoch", "_dataloader", "_dataloaders", "_orig", "_hparams",
+    "_batch_end", "_epoch_end", "_epoch", "_dataloader", "_dataloaders", "_orig", "_hparams", "_queue",
+    "_hooks_with_kwargs", "_hooks_always_called",
 }  # fmt: skip
-"""Of Python, of this package, and strings that begin alike."""
+"""Of Python, of this package, and strings that begin or end alike."""
 
 
 @cache
@@ -32,6 +33,7 @@ def of_torch():
         (torch, "_C", "_foreach_add", "_foreach_add_", "_foreach_copy_", "_foreach_mul_", "_foreach_sub"),
         (torch._C, "_set_grad_enabled"),
         (torch.nn.Module(), "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
+        (torch.nn.Parameter(torch.zeros(1)), "_backward_hooks", "_post_accumulate_grad_hooks"),
         (torch.nn.modules.batchnorm, "_BatchNorm"),
         (import_module("torch.optim.optimizer"), "_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"),
         (optimizer, "_opt_called", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"),

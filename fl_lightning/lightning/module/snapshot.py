@@ -201,7 +201,7 @@ class ModuleSnapshot:
 
 def _looked_after(module: nn.Module) -> Iterable[Any]:
     """What a module may hold and its trainer sees to."""
-    trainer = getattr(module, "_trainer", None)
+    trainer = module._trainer if isinstance(module, LightningModule) else None
     return () if trainer is None else (*trainer.optimizers, *(c.scheduler for c in trainer.lr_scheduler_configs))
 
 
