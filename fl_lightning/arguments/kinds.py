@@ -18,7 +18,7 @@ from fl_lightning.arguments.rules import Bounds, Example, Rule, Text
 from fl_lightning.arguments.values import has_numbers, is_array, plain, pythons, shown
 
 _ANYTHING = "anything"
-_WORDS = {Tensor: "a dense tensor", os.PathLike: "a path", dict: "a dict", list: "a list"}
+_WORDS = {Tensor: "a dense tensor", os.PathLike: "a path", dict: "a dict", list: "a list", bytes: "bytes"}
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from fl_lightning.lightning.names import LightningModule
 class Outcome:
     """What a visit to a copy of the fit leaves."""
 
-    place: int  # of its task among the round's tasks
+    place: int  # of its task among those that were sent out
     upload: Upload | None = None  # the update itself travels apart
     logged: tuple[LogCall | LoggerCall, ...] = ()
     optimizers: list[dict[str, Any]] | None = None  # states to keep

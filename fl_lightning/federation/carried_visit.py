@@ -64,7 +64,7 @@ class Request:
     """One visit."""
 
     client_id: int
-    place: int  # among the round's tasks
+    place: int  # among the requests of a fit
     client_state: State
     before: Mapping[str, Any]  # what the client has kept
 

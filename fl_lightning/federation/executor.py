@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from types import ModuleType
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 
+from fl_lightning.arguments import Bounds, check
 from fl_lightning.clients.base import AheadRunner, CohortExecutor, CohortRunner, SequentialRunner, bound_here
 from fl_lightning.clients.client_optimizers import scheduled_state
 from fl_lightning.clients.client_runner import ClientRunner
@@ -97,11 +98,13 @@ class CarriedRunner(AheadRunner):
         super().__init__(clients, type(executor).__name__)
         self._executor, self._work = executor, work
         self._workers: Workers | None = None
+        self._sent = 0  # requests of all rounds; each has a place of its own among them
 
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:
         """See :meth:`AheadRunner.begin_round`."""
         if self._workers is None and self.fallback is None:
-            self._workers = self._executor.start(self._work)
+            name = f"what start of {type(self._executor).__name__} returns"
+            self._workers = check(name, self._executor.start(self._work), Workers)
         super().begin_round(tasks)
 
     def close(self) -> None:
@@ -115,18 +118,28 @@ class CarriedRunner(AheadRunner):
         assert self._workers is not None
         self._places, tasks = places, self._tasks
         shared = saved(round_of(self._clients, tasks[0].round), self._executor.pickler())
-        requests = [pack(self._request(tasks[place], place)) for place in places]
-        self._arriving = iter(self._workers.run(shared, requests))
+        requests = [pack(self._request(tasks[place], self._sent + place)) for place in places]
+        arriving = self._workers.run(shared, requests)
+        self._arriving = iter(check(f"what run of {type(self._workers).__name__} returns", arriving, Iterable[Any]))
+        self._sent += len(places)
 
     def listen(self) -> None:
         """Takes the next answer."""
-        number, answer = next(self._arriving)
+        run, last = f"run of {type(self._workers).__name__}", len(self._places) - 1
+        arrived = next(self._arriving, None)
+        if arrived is None:
+            missing = self._places.index(self._turn)
+            raise ValueError(f"{run} must yield an answer to each of the {last + 1} requests, found none to {missing}")
+        number, answer = check(f"what {run} yields", arrived, tuple[int, bytes | Exception], Bounds(0, last))
         place = self._places[number]
         if isinstance(answer, Exception):
             self._results[place] = Outcome(place, error=answer)
-        else:
-            self._results[place] = found = unpack(answer, self._clients.global_params.device)
-            self._flaw = self._flaw or found.flaw
+            return
+        found = unpack(answer, self._clients.global_params.device)
+        if not isinstance(found, Outcome) or found.place != self._sent - len(self._places) + place:
+            raise ValueError(f"{run} must yield {number} with the answer to that request, found another's")
+        self._results[place] = found
+        self._flaw = self._flaw or found.flaw
 
     def _request(self, task: ClientTask, place: int) -> Request:
         client, rule = task.client_id, self._clients.rule

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from fl_lightning.arguments import ANY, Bounds, Example, altered, checked
+from fl_lightning.arguments import ANY, Bounds, Example, altered, check, checked
 from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.core.layout import ParamLayout, names_in
 from fl_lightning.core.modules import frozen_digest
@@ -154,6 +154,7 @@ class FederatedClient:
             FileNotFoundError: as :meth:`train`.
             ValueError: as :meth:`train`.
         """
+        check("stage of evaluate", stage, Literal["val", "test"])
         step = "validation_step" if stage == "val" else "test_step"
         if not (is_overridden(step, self._module) and is_overridden(f"{stage}_dataloader", self._data)):
             return None
@@ -173,7 +174,7 @@ class FederatedClient:
         loaders, place = data.train_dataloader(), 0 if own else self.client_id
         limit, window = trainer.limit_train_batches, accumulation(trainer)
         batches = ClientBatches(loaders, self._options, limit, window, self._module)
-        size = int(loaders.sizes[place])
+        size = len(loaders.indices(place))
         full = self._options.needs.full_gradients
         described = self.fit_description
         described = described if own else altered(described, clients=len(loaders))

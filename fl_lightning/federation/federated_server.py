@@ -104,7 +104,13 @@ class FederatedServer(RegisteredClients):
         self._ready = True
 
     def open_round(self) -> tuple[int, ...]:
-        """Draws the clients of the round; they are to be sent :meth:`message`."""
+        """Draws the clients of the round; they are to be sent :meth:`message`.
+
+        Raises:
+            ValueError: all ``rounds`` are closed.
+        """
+        if self.rounds is not None and self.round >= self.rounds:
+            raise ValueError(f"rounds must be more than the {self.round} that are closed, found {self.rounds}")
         if not self._ready:
             self.begin()
         self._began, self._server.failures.names = time.perf_counter(), self.client_names
@@ -114,7 +120,6 @@ class FederatedServer(RegisteredClients):
 
     def message(self, client_id: int) -> ServerMessage:
         """What a client needs to train in the round that is open; tensors are the server's own."""
-        assert self.rounds is None or self.round < self.rounds
         return self._told(client_id, self._model.params, self._steps_per_round, self.rounds)
 
     def evaluation_message(self, client_id: int) -> ServerMessage:
@@ -162,9 +167,10 @@ class FederatedServer(RegisteredClients):
         check("answers of close_round", answers, Mapping[Any, Any])
         check("missing of close_round", missing, Mapping[Any, Any] | None)
         cohort = tuple(map(int, self._selection.client_ids))
-        others = sorted(answers.keys() - set(cohort))
-        if others:
-            raise ValueError(f"answers must be of clients of the round, {cohort}, found {others}")
+        for name, of in (("answers", answers), ("missing", missing or {})):
+            others = sorted(of.keys() - set(cohort))
+            if others:
+                raise ValueError(f"{name} must be of clients of the round, {cohort}, found {others}")
         trained, model = time.perf_counter() - self._began, self._model
         why = {client: said(words) for client, words in (missing or {}).items()}
         current = Round(

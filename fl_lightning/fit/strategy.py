@@ -120,6 +120,7 @@ class FederatedStrategy(ReadableStrategy):
         min_clients=Bounds(1),
         max_failed_rounds=Bounds(1),
         partition=ANY,
+        timeout=Example("datetime.timedelta(minutes=30)"),
     )
     def __init__(
         self,

@@ -4,7 +4,9 @@
 import importlib
 import logging
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
@@ -81,27 +83,51 @@ def test_data_that_are_loaded_anew_train_in_turn():
     assert strategy.executor_fallback.endswith("reload_dataloaders_every_n_epochs loads them anew")
 
 
-class Silent(fl.executors.Executor):
+@dataclass(frozen=True)
+class Odd(fl.executors.Executor):
+    run: Any  # what its workers yield, of the right answers
+
     def start(self, work):
-        return Nobody()
+        return Oddly(work, self.run)
 
 
-class Nobody(fl.executors.Workers):
+class Oddly(fl.executors.Workers):
     stopped = 0
 
+    def __init__(self, work, run):
+        self.work, self.answers = work, run
+
     def run(self, shared, requests):
-        yield from ()
+        yield from self.answers([self.work(shared, request) for request in requests])
 
     def stop(self):
-        Nobody.stopped += 1
+        Oddly.stopped += 1
 
 
-def test_clients_train_here_where_workers_give_no_answer_and_workers_are_stopped_once():
+def late():
+    rounds = []
+    return lambda answers: rounds.append(answers) or enumerate(rounds[0])
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (lambda answers: (), "run of Oddly must yield an answer to each of the 3 requests, found none"),
+        (lambda answers: enumerate(answers[:1]), "run of Oddly must yield an answer to each of the 3 requests, found"),
+        (lambda answers: [(9, answers[0])], "what run of Oddly yields[0] must be an integer from 0 to 2, found 9"),
+        (lambda answers: [answers[0]], "what run of Oddly yields must be 2 entries"),
+        (lambda answers: [(0, "done")], "what run of Oddly yields[1] must be bytes or an Exception, found 'done'"),
+        (lambda answers: enumerate(answers[::-1]), "run of Oddly must yield 0 with the answer to that request, found"),
+        (late(), "run of Oddly must yield 0 with the answer to that request, found another's"),
+    ],
+)
+def test_clients_train_here_where_workers_answer_wrongly_and_workers_are_stopped_once(monkeypatch, run, words):
+    monkeypatch.setattr(Oddly, "stopped", 0)
     module, alone = fresh(), fresh()
-    assert "StopIteration between" in train(module, 2, executor=Silent()).strategy.executor_fallback
+    assert words in train(module, 2, executor=Odd(run)).strategy.executor_fallback
     train(alone, 2)
     assert torch.equal(weights(module), weights(alone))
-    assert Nobody.stopped == 1
+    assert Oddly.stopped == 1
 
 
 class Refusing(fl.executors.Executor):
@@ -109,9 +135,16 @@ class Refusing(fl.executors.Executor):
         raise ConnectionError("nobody there")
 
 
+class Forgetful(fl.executors.Executor):
+    def start(self, work):
+        pass
+
+
 def test_workers_that_cannot_be_started_end_the_fit():
     with pytest.raises(ConnectionError, match="nobody there"):
         train(None, 1, executor=Refusing())
+    with pytest.raises(TypeError, match="what start of Forgetful returns must be a Workers, found None"):
+        train(None, 1, executor=Forgetful())
 
 
 class Asks(Classifier):

@@ -323,6 +323,13 @@ def test_messages_of_no_round_are_refused(fields, words):
         fl.ClientMessage(1, -1, torch.zeros(3), 1, None, None, None, {}, {}, {})
 
 
+def test_stages_and_clients_that_do_not_exist_are_refused():
+    with pytest.raises(ValueError, match="stage of evaluate must be 'val' or 'test', found 'validation'"):
+        one_client().evaluate(message(), "validation")
+    with pytest.raises(IndexError, match="client_id must lie between 0 and 0, found 1"):
+        one_client(federated_blobs(1)).introduction()
+
+
 def test_a_folder_that_is_gone_is_named(tmp_path):
     client = one_client(algorithm=Ditto(), folder=tmp_path)
     client.train(message(0))

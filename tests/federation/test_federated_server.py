@@ -187,12 +187,20 @@ def test_answers_that_nobody_asked_for_are_refused():
     cohort = server.open_round()
     outside = next(k for k in range(4) if k not in cohort)
     answer = clients[outside].train(server.message(outside))
-    with pytest.raises(ValueError, match=rf"answers must be of clients of the round, .*found \[{outside}\]"):
-        server.close_round({outside: answer})
+    for name, given in (("answers", ({outside: answer},)), ("missing", ({}, {outside: "no answer"}))):
+        with pytest.raises(ValueError, match=rf"{name} must be of clients of the round, .*found \[{outside}\]"):
+            server.close_round(*given)
     with pytest.raises(TypeError, match=r"answers of close_round must be a mapping, found \[ClientMessage"):
         server.close_round([answer])
     with pytest.raises(TypeError, match=r"missing of close_round must be None or a mapping, found \[3\]"):
         server.close_round({}, [3])
+
+
+def test_no_round_follows_the_last():
+    server = fl.FederatedServer(Classifier(), fl.FederatedStrategy(), 3, rounds=1)
+    server.round = 1
+    with pytest.raises(ValueError, match="rounds must be more than the 1 that are closed, found 1"):
+        server.open_round()
 
 
 class Stateful(fl.algorithms.ClientRule):
