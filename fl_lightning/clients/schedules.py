@@ -76,6 +76,7 @@ class Schedules:
         limit = self._of_a_round()
         self._clock.begin_round(self.steps if limit is None else limit, limit)
         self._arrived, self._paces, self._hand_set = {}, [], ()
+        self._moves: list[int] = []  # of schedulers that visits step by hand, at the end of the round
 
     def arrived(self, client_id: int, pace: Pace) -> None:
         """Hears how a client's visit went; refuses steps by hand that a round cannot repeat."""
@@ -89,19 +90,21 @@ class Schedules:
     def count(self, client_ids: Iterable[int], hand_set: HandSet = ()) -> int:
         """The round counts for these clients, and others leave no trace: :attr:`local_steps`, theirs included.
 
-        ``hand_set`` are the options that the visit has set whose attributes the module takes over.
+        ``hand_set`` are the options that the visit has set whose attributes the module takes over. Refuses steps by
+        hand in different ways, before anything is counted.
         """
         self._paces, self._hand_set = [self._arrived[client] for client in client_ids], hand_set
+        if self._measured is None and self._paces and self._paces[0].batches:
+            self._measured = self._paces[0]
+        self._moves = [self._steps_by_hand(place) for place in range(len(self._trainer.lr_scheduler_configs))]
         self.local_steps += sum(pace.steps for pace in self._paces)
         return self.local_steps
 
     def close_round(self) -> None:
-        """Moves schedulers, options and clock to the end of the round; refuses steps by hand in different ways."""
-        if self._measured is None and self._paces and self._paces[0].batches:
-            self._measured = self._paces[0]
+        """Moves schedulers, options and clock to the end of the round."""
         self._clock.close_round(self._of_a_round() or 0)
-        for place, config in enumerate(self._trainer.lr_scheduler_configs):
-            for _ in range(self._steps_by_hand(place)):
+        for config, moves in zip(self._trainer.lr_scheduler_configs, self._moves, strict=True):
+            for _ in range(moves):
                 config.scheduler.step()  # type: ignore[call-arg]  # those that take a metric are refused
         if self._clock.ends_epochs:  # so did the visit, before what it set last
             self._clock.end_epoch()

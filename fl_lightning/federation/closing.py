@@ -129,7 +129,9 @@ class Closing:
             self._fill(current, given)
             before = dict(current.dropped)
             try:
-                return self.server.close_round(current, refused)
+                record, settle = self.server.prepared(current, refused)
+                settle(True)
+                return record
             except ClientError:
                 raise
             except LostClientsError as lost:

@@ -248,24 +248,29 @@ class FederatedFit:
         assert current is not None
         clients.end_round()
         trained = current.seconds
-        record = self._server.close_round(current)
+        record, settle = self._server.prepared(current)
+        try:
+            hand_set = merge_left(runner.visits, current.uploads, record.client_ids)
+            steps = clients.schedules.count(record.client_ids, hand_set)
+        except BaseException:  # a checkpoint then holds the round's start, and the step must not be in it
+            settle(False)
+            raise
+        settle(True)
         runner.optimizers.commit(record.client_ids)
-        hand_set = merge_left(runner.visits, current.uploads, record.client_ids)
         self._round = self.start = None
-        steps = clients.schedules.count(record.client_ids, hand_set)
         self.last_round = altered(record, training_seconds=trained, local_steps=steps)
-        if self._agreement is not None:
-            sums = checksums_of(self._options, self._server, clients)
-            self.last_round = self._agreement.compared(self.last_round, sums)
 
     def advance_schedules(self) -> None:
         """Moves schedulers and clock to the end of the round."""
         self.clients.schedules.close_round()
 
     def publish_round(self) -> None:
-        """Logs the round that was closed."""
+        """Logs the round that was closed; all ranks have closed it alike."""
         record = self.last_round
         assert record is not None
+        if self._agreement is not None:
+            sums = checksums_of(self._options, self._server, self.clients)
+            record = self.last_round = self._agreement.compared(record, sums)
         self.clients.runner.loop.publish(round_metrics(record), {"conflicts": str(record.conflicts)})
         if self._agreement is not None:
             self._agreement.ranks.follow_requests()  # whoever stops validates first

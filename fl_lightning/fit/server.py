@@ -127,10 +127,10 @@ class Server:
         if self.optimizer is not None:
             self.optimizer.load_state_dict(states["server_optimizer"])
 
-    def close_round(
+    def prepared(
         self, current: Round, refused: tuple[type[Exception], ...] = (RefusedStepError,)
-    ) -> RoundRecord:  # fmt: skip
-        """Aggregates the round and applies the step, or leaves everything as it is.
+    ) -> tuple[RoundRecord, Callable[[bool], None]]:  # fmt: skip
+        """Aggregates the round; what is returned beside the record is called with whether the step is to be taken.
 
         A round changes nothing if it has too few usable uploads, or if the step, the global parameters or the server
         optimizer would not be finite. Errors of the method in ``refused`` leave the round out; others are raised, with
@@ -143,7 +143,7 @@ class Server:
         if count < self._options.min_clients:
             reason = f"{count} usable report{'s' * (count > 1)}, fewer than min_clients={self._options.min_clients}"
             reason = reason if uploads else "no usable report"
-            return skipped(current, uploads, f"had {reason}", reason, current.trained > 0 and count == 0)
+            return skipped(current, uploads, f"had {reason}", reason, current.trained > 0 and count == 0), _nothing
         settle = kept.tentatively(self._algorithm, self._rule, *self._options.guards)
         try:
             cohort, reports, scalars = self._guarded(current, reports)
@@ -151,27 +151,35 @@ class Server:
             settle(False)
             if not isinstance(flaw, CannotGuardError):
                 raise
-            return skipped(current, uploads, f"had {flaw}", str(flaw), failed=True)
+            return skipped(current, uploads, f"had {flaw}", str(flaw), failed=True), _nothing
         try:
             step, step_norm = self._aggregate(cohort)
             exact = self._rows.reached_by(step) if self._num_clients == 1 else None
             take = self._step.tried(self._rows.columns.joined(step), step_norm, exact)
             dots = cohort.updates.dots(step).cpu()
             self._rule.commit(cohort)
+            record = self._record(current, cohort, step_norm, reports, dots, scalars)
         except refused as refusal:
             settle(False)
-            return self.failures.refused(current, reports, self._flaw(refusal))
+            return self.failures.refused(current, reports, self._flaw(refusal)), _nothing
         except BaseException:
             settle(False)
             raise
-        settle(True)
-        for upload in reports.uploads:
+
+        def settled(happened: bool) -> None:
+            settle(happened)
+            if happened:
+                self._take(current, reports.uploads, take)
+
+        return record, settled
+
+    def _take(self, current: Round, uploads: Sequence[Upload], take: Callable[[], None]) -> None:
+        for upload in uploads:
             if upload.report.kept:
                 kept.keep(self._rule, upload.client_id, upload.report.kept, current.index)
         take()
-        self._buffers.commit([upload.buffers for upload in reports.uploads])
+        self._buffers.commit([upload.buffers for upload in uploads])
         self.failures.failed_rounds = 0
-        return self._record(current, cohort, step_norm, reports, dots, scalars)
 
     def _usable(self, current: Round, drop: Callable[[Upload, str, bool], None]) -> UsableUploads:
         return usable(current.uploads, self._rows, self._buffers, self._rule, drop)
@@ -286,3 +294,7 @@ class Server:
             skipped_rounds=self.failures.skipped_rounds,
             client_names=tuple(self.failures.names[client] for client in cohort.client_ids),
         )
+
+
+def _nothing(happened: bool) -> None:
+    """A round that changes nothing has nothing to settle."""

@@ -18,6 +18,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
 from fl_lightning.core.storage.declared import server_state
+from fl_lightning.fit import fit as fits
 
 Project = partial(resuming.Project, samples=120)
 EVERY_KIND = ("on_train_batch_end-1", "on_validation_start", "on_validation_end", "on_train_epoch_end")
@@ -389,6 +390,26 @@ def test_a_checkpoint_saved_on_an_exception(tmp_path, saver):
     resumed = project.fit(tmp_path, ckpt_path=fl.newest_checkpoint(tmp_path / "failed"))
     assert_equal(resumed, whole)
     assert resumed.rows[0][1]["epoch"] == 1
+
+
+@pytest.mark.filterwarnings('ignore:.fit.ckpt_path="last". is set, but there is no last')
+@pytest.mark.filterwarnings("ignore:.*was called without a model")
+def test_a_checkpoint_of_what_clients_leave_and_cannot_be_joined_holds_no_step(tmp_path, monkeypatch):
+    project = Project(ALGORITHMS["SCAFFOLD"], Decayed)
+    whole = project.fit(tmp_path)
+    real, fails = fits.merge_left, iter([False, True])
+
+    def raises(*args):
+        if next(fails):
+            raise RuntimeError("no memory left")
+        return real(*args)
+
+    monkeypatch.setattr(fits, "merge_left", raises)
+    with pytest.raises(RuntimeError, match="no memory left"):
+        project.fit(tmp_path, extra=(OnExceptionCheckpoint(tmp_path / "failed"),))
+    monkeypatch.undo()
+    resumed = project.fit(tmp_path, ckpt_path=fl.newest_checkpoint(tmp_path / "failed"))
+    assert_equal(resumed, whole)
 
 
 # ---- what a checkpoint does not bring back, in Lightning as here
