@@ -186,19 +186,19 @@ class Failures:
 
     def skipped(self, current: Round, uploads: Sequence[Upload], event: str, reason: str, failed: bool) -> RoundRecord:
         """The record of a round that does not count, or an error after too many; what did arrive is left out."""
-        self.skipped_rounds += 1
-        self.failed_rounds = self.failed_rounds + 1 if failed else 0 if uploads else self.failed_rounds
+        failures = self.failed_rounds + 1 if failed else 0 if uploads else self.failed_rounds
         others = {u.client_id: f"the round had {reason}" for u in uploads if u.client_id not in current.dropped}
         dropped = {**current.dropped, **others}
-        if failed and self.failed_rounds == self._options.max_failed_rounds:
+        if failed and failures == self._options.max_failed_rounds:
             some = list(dropped.items())[:_NAMED]
             causes = "; ".join(f"client {client_label(client, self.names)}: {why}" for client, why in some)
-            number = f"{self.failed_rounds} round{'s' * (self.failed_rounds > 1)} in a row"
+            number = f"{failures} round{'s' * (failures > 1)} in a row"
             raise ClientError(
                 f"{number} changed nothing although clients trained, up to round {current.index}, which {event} "
                 f"({causes}). The model is that of the last round that counted; max_failed_rounds="
                 f"{self._options.max_failed_rounds} of FederatedStrategy stops the fit here, None never does"
             )
+        self.skipped_rounds, self.failed_rounds = self.skipped_rounds + 1, failures  # an error leaves both
         rank_zero_warn(f"round {current.index} {event}: the global model is unchanged")
         return trusted(RoundRecord)(
             current.index, (), dropped, nan, None, 0.0, torch.zeros(0), 0, {}, True, None, {}, current.seconds, reason,

@@ -249,6 +249,8 @@ def test_rounds_fail_where_clients_answered_and_nothing_came_of_it():
         each.open_round()
         with pytest.raises(fl.ClientError, match="2 rounds in a row changed nothing"):
             each.close_round({2: answer(each, 2, update=torch.zeros(3))}, {0: "no reply"}, silent=[0, 1, 3])
+        state = each.state_dict()  # the round is open still, and is not counted before it ends
+        assert (state["round"], state["skipped_rounds"], state["failed_rounds"]) == (5, 5, 1)
 
 
 def test_a_round_that_counts_ends_the_row_of_failed_ones():
