@@ -76,7 +76,7 @@ class Schedules:
         limit = self._of_a_round()
         self._clock.begin_round(self.steps if limit is None else limit, limit)
         self._arrived, self._paces, self._hand_set = {}, [], ()
-        self._moves: list[int] = []  # of schedulers that visits step by hand, at the end of the round
+        self._moves = [0] * len(configs)  # of schedulers that visits step by hand, at the end of the round
 
     def arrived(self, client_id: int, pace: Pace) -> None:
         """Hears how a client's visit went; refuses steps by hand that a round cannot repeat."""
