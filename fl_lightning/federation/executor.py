@@ -154,9 +154,9 @@ def site_of(clients: ClientRunner) -> Site:
     trainer: Any = clients.trainer
     away = copy(clients.options)
     assert isinstance(away, FitOptions)
-    unused = dict.fromkeys(("client", "executor", "guard", "method", "partition", "sampler", "server_optimizer"))
+    vars(away).pop("method", None)  # is found anew
+    unused = dict.fromkeys(("client", "executor", "guard", "partition", "sampler", "server_optimizer"))
     vars(away).update(unused, algorithm=_bare(away.algorithm), client_rule=_bare(clients.rule))
-    del vars(away)["method"]  # is found anew
     data = trainer.datamodule or LightningDataModule()
     return Site(clients.batches.loaders, data, away, _settings(clients), [*map(_face, trainer.loggers)])
 

@@ -205,11 +205,6 @@ def updates_of(metric: Metric) -> int:
     return sum(part._update_count for part in parts)
 
 
-def held_in(metric: Metric) -> list[Any]:
-    """All that a metric and those in it hold in attributes, beside what updates change in place and count."""
-    return [value for _, part in submodules(metric) for value in vars(part).values()]
-
-
 def last_value(metric: Metric) -> Any:
     """What ``forward`` gave last; ``None`` if it was not called."""
     return metric._forward_cache

@@ -14,9 +14,7 @@ from torch import nn
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.lightning.metric_state import beside_states
 from fl_lightning.lightning.module.contents import OF_DATA, Kind, Step, is_equal, numbered
-from fl_lightning.lightning.names import (
-    LightningModule,
-)
+from fl_lightning.lightning.names import LightningModule
 
 FRAMEWORK = frozenset((*vars(nn.Module()), *vars(LightningModule()), "_hparams_initial"))
 """Attributes of modules that belong to torch and Lightning."""
