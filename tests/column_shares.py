@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.storage import kept
-from fl_lightning.core.storage.kept import ColumnPart
+from fl_lightning.core.storage import rule_state
+from fl_lightning.core.storage.rule_state import ColumnShard
 from fl_lightning.core.updates import Columns, UpdateMatrix
 
 _SECONDS = 60.0
@@ -97,7 +97,7 @@ def divided(make: Callable[[], tuple[Any, Any]], cohorts: Sequence[Cohort], shar
             client.commit(own)
             steps.append(step)
             reports.append(server.report)
-        return Work(steps, reports, [kept.saved(rule, columns) for rule in (server, client)])
+        return Work(steps, reports, [rule_state.sharded_state_dict(rule, columns) for rule in (server, client)])
 
     found = in_shares(cohorts[0].updates.layout.numel, shares, work)
     assert all(str(other.reports) == str(found[0].reports) for other in found), "shares must report the same"
@@ -108,7 +108,7 @@ def divided(make: Callable[[], tuple[Any, Any]], cohorts: Sequence[Cohort], shar
 def joined(states: Sequence[Any]) -> Any:
     """States of all shares as one: what lies in columns side by side, and the rest, in which they agree."""
     first = states[0]
-    if isinstance(first, ColumnPart):
+    if isinstance(first, ColumnShard):
         return torch.cat([state.values for state in states], -1)
     if isinstance(first, dict):
         return {key: joined([state[key] for state in states]) for key in first}

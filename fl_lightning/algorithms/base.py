@@ -13,7 +13,7 @@ from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork,
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import LayerSpec, ParamLayout
 from fl_lightning.core.model_snapshot import ModelPart, Snapshot
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.core.storage.declared import Declared
 from fl_lightning.lightning.fit_description import constructor_arguments
 
@@ -22,9 +22,9 @@ class ClientRule:
     """The client's half of a method. The base class is plain local training; override what the method changes.
 
     What lasts from round to round is declared on the class, see :mod:`fl_lightning.core.storage.declared`. It changes
-    in :meth:`commit`, or by a report's :attr:`ClientReport.kept`, so that a round either happened as a whole or not.
-    In a real federation the server and every client have a rule object each, and the declarations say what goes from
-    one to the other: ``server_state(sent="all")`` to every client of a round (SCAFFOLD's ``c``, class prototypes),
+    in :meth:`commit`, or by a report's :attr:`ClientReport.local_state`, so that a round either happened as a whole or
+    not. In a real federation the server and every client have a rule object each, and the declarations say what goes
+    from one to the other: ``server_state(sent="all")`` to every client of a round (SCAFFOLD's ``c``, class prototypes),
     ``per_client(sent="owner")`` to that client alone (SCAFFOLD's ``c_i``). What clients keep to themselves is declared
     with ``at_clients`` (personal models, last local models). What a client sends up is its report.
 
@@ -57,11 +57,11 @@ class ClientRule:
         own = vars(cls).keys()  # what a class does not say is not known
         if {"adjust_step", "commit"} & own:
             cls.reads = cls.reads if "reads" in own else "rows"
-        kept.settle_columnwise(cls, "adjust_step", "commit")
+        rule_state.set_columnwise(cls, "adjust_step", "commit")
 
     def hyperparameters(self) -> dict[str, Any]:
         """See :meth:`ServerRule.hyperparameters`."""
-        return constructor_arguments(self, kept.placement(self))
+        return constructor_arguments(self, rule_state.placement(self))
 
     def refusal(self, server: ServerRule) -> str | None:
         """Why this half makes no sense under a server rule, as a sentence that begins with a verb, or ``None``."""
@@ -135,7 +135,7 @@ class ClientRule:
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes that the rule will hold at most, by name, for the memory plan: what it keeps, unless it says more."""
-        return kept.planned(self, federation.extent(cohort_size))
+        return rule_state.max_nbytes(self, federation.extent(cohort_size))
 
 
 def overrides(rule: ClientRule, *names: str) -> bool:
@@ -189,7 +189,7 @@ class ServerRule(ABC):
         own = vars(cls).keys()
         if "aggregate" in own and "reads" not in own and not first:
             cls.reads = "rows"
-        kept.settle_columnwise(cls, "aggregate", "evaluation_params")
+        rule_state.set_columnwise(cls, "aggregate", "evaluation_params")
 
     def hyperparameters(self) -> dict[str, Any]:
         """The constructor's arguments that shape results, by name, as numbers, strings and lists of them.
@@ -197,7 +197,7 @@ class ServerRule(ABC):
         A rule keeps each of its arguments in a public attribute of the same name; arguments that it does not keep are
         left out, and so are those that say where things are kept.
         """
-        return constructor_arguments(self, kept.placement(self, self.client_rule()))
+        return constructor_arguments(self, rule_state.placement(self, self.client_rule()))
 
     @abstractmethod
     def aggregate(self, cohort: Cohort) -> Tensor:
@@ -227,4 +227,4 @@ class ServerRule(ABC):
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes that the rule will hold at most, by name, for the memory plan: what it keeps, unless it says more."""
-        return kept.planned(self, federation.extent(cohort_size))
+        return rule_state.max_nbytes(self, federation.extent(cohort_size))

@@ -133,4 +133,4 @@ class PersonalModels(ClientRule):
         model, self._model = self._stepped(work, self._model), None
         if not bool(torch.isfinite(model.params).all()):
             raise ValueError(f"the personal model of client {work.client_id} diverged: lower personal_lr or lam")
-        return ClientReport(kept={"own": plain(model.to("cpu"))})
+        return ClientReport(local_state={"own": plain(model.to("cpu"))})

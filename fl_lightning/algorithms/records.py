@@ -211,11 +211,11 @@ class ClientReport:
     Attributes:
         extras: tensors for the server, finite but for those of :attr:`ClientRule.undefined_extras`.
         companions: flat vectors ``[n]`` for the server, which become companion rows.
-        kept: what stays at the client, complete, by the names of what the rule declares with ``at_clients``. It takes
-            the place of what the client had if the report enters the step. The server of a real federation never sees
-            it.
+        local_state: what stays at the client, complete, by the names of what the rule declares with ``at_clients``. It
+            takes the place of what the client had if the report enters the step. The server of a real federation never
+            sees it.
     """
 
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     companions: Mapping[str, Tensor] = field(default_factory=dict)
-    kept: State = field(default_factory=dict)
+    local_state: State = field(default_factory=dict)

@@ -74,7 +74,7 @@ class BoundParameters:
         named = dict(self.module.named_parameters())
         if {id(named[name]) for name in trained} == {id(p) for p in self.parameters}:
             return self
-        self.settle(self.global_views)
+        self.reclaim(self.global_views)
         self.release()
         return BoundParameters(self.module, layers, trained)
 
@@ -92,7 +92,7 @@ class BoundParameters:
                 "or remove them before it, in the module's __init__, configure_model, setup or on_fit_start, and let "
                 "configure_optimizers give them to an optimizer"
             )
-        self.settle(self.global_views)
+        self.reclaim(self.global_views)
         self._idle = self._not_trained()
         self.bind_global()
         if not self._flags:  # hooks may have taken views since the fit began
@@ -196,7 +196,7 @@ class BoundParameters:
                 if parameter.shape == view.shape:
                     _copy_if_elsewhere(parameter, view)
 
-    def settle(self, views: Sequence[Tensor]) -> None:
+    def reclaim(self, views: Sequence[Tensor]) -> None:
         """Fetches the values of parameters that got another storage since they were bound to these views.
 
         ``p.data = p.data.clamp(-1, 1)`` and ``rnn.flatten_parameters()`` do that. Another shape is a ValueError.

@@ -107,7 +107,7 @@ class ClientRunner:
                 optimizers.end_client(client)
                 work.end_steps()
                 self._binding.check_flags()
-                self.rows.settle()
+                self.rows.reclaim()
                 report = self.rule.end_client(work)
                 self.rows.close(task.index)
             pace = self.schedules.end_visit()

@@ -95,9 +95,9 @@ class UpdateRows:
         foreach_copy_(self._training, self._binding.global_views)
         self._binding.bind(self._training)
 
-    def settle(self) -> None:
+    def reclaim(self) -> None:
         """Brings the trained parameters back where training has moved them to another storage."""
-        self._binding.settle(self._training)
+        self._binding.reclaim(self._training)
 
     def close(self, index: int) -> None:
         """Writes the update ``theta - theta_i`` into row ``index`` and binds the global parameters."""

@@ -16,7 +16,7 @@ from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.records import EvaluationRecord
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.visit_loader import VisitLoader
 from fl_lightning.federation.messages import ClientMessage, ServerMessage, answer_of, federation_plan
@@ -137,12 +137,12 @@ class Visit(OneDevice):
         if message.buffers:
             buffers.put(message.buffers)
         try:
-            kept.take(rule, message.broadcast)
-            kept.take_own(rule, client, message.client_state)
+            rule_state.load_broadcast(rule, message.broadcast)
+            rule_state.load_client_state(rule, client, message.client_state)
         except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
             raise ValueError(f"broadcast and client_state must be those of {type(rule).__name__}: {error}") from error
         if self._before is not None and self._before["rule"]:
-            kept.keep(rule, client, self._before["rule"], self._before["round"])
+            rule_state.set_local_state(rule, client, self._before["rule"], self._before["round"])
         federation = trusted(Federation)
         rule.begin_fit(federation(num_clients, binding.layout, theta.device, theta.dtype, rounds=message.rounds))
 
@@ -242,8 +242,8 @@ class Visit(OneDevice):
         upload = self._upload
         if upload is None:
             return
-        own = {"rule": upload.report.kept, "round": self._message.round}
-        if not upload.report.kept and self._before is not None:  # what it had stays
+        own = {"rule": upload.report.local_state, "round": self._message.round}
+        if not upload.report.local_state and self._before is not None:  # what it had stays
             own = {name: self._before[name] for name in ("rule", "round")}
         self.kept = {**own, "optimizers": self.side.runner.optimizers.take_aside(self._client_id)}
 

@@ -129,8 +129,8 @@ class Closing:
             self._fill(current, given)
             before = dict(current.dropped)
             try:
-                record, settle = self.server.prepared(current, refused)
-                settle(True)
+                record, commit_or_undo = self.server.prepared(current, refused)
+                commit_or_undo(True)
                 return record
             except ClientError:
                 raise

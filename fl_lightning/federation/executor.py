@@ -18,7 +18,7 @@ from fl_lightning.clients.client_optimizers import scheduled_state
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.visits import Outcome
 from fl_lightning.core.processes import pack, unpack
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.federation.carried_visit import Request, Round, Site, VisitWork, saved
 from fl_lightning.federation.messages import ServerMessage
 from fl_lightning.fit.options import FitOptions
@@ -145,8 +145,8 @@ class CarriedRunner(AheadRunner):
         client, rule = task.client_id, self._clients.rule
         assert client is not None
         optimizers = self._clients.optimizers.state_dict().get(client)
-        before = {"rule": kept.of_one(rule, client), "round": task.round, "optimizers": optimizers}
-        return Request(client, place, kept.for_one(rule, client), before)
+        before = {"rule": rule_state.local_state(rule, client), "round": task.round, "optimizers": optimizers}
+        return Request(client, place, rule_state.client_state(rule, client), before)
 
 
 def site_of(clients: ClientRunner) -> Site:
@@ -164,7 +164,7 @@ def site_of(clients: ClientRunner) -> Site:
 def round_of(clients: ClientRunner, index: int) -> Round:
     """What the visits of a round have in common."""
     trainer, rounds = clients.trainer, clients.trainer.max_epochs
-    broadcast = kept.state(clients.rule, "all")
+    broadcast = rule_state.broadcast(clients.rule)
     message = ServerMessage(index, clients.global_params, broadcast, rounds=rounds if rounds and rounds > 0 else None)
     options = [scheduled_state(optimizer) for optimizer in trainer.optimizers]
     states = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
@@ -175,8 +175,8 @@ def round_of(clients: ClientRunner, index: int) -> Round:
 def _bare(rule: _Rule) -> _Rule:
     """A copy that knows nothing of other clients, and has no place to put things."""
     bare = copy(rule)
-    kept.reset(bare)
-    for name in kept.placement(bare):
+    rule_state.reset(bare)
+    for name in rule_state.placement(bare):
         setattr(bare, name, None)
     return bare
 

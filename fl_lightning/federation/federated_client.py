@@ -12,8 +12,8 @@ from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.core.layout import ParamLayout, names_in
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.core.records import EvaluationRecord
-from fl_lightning.core.storage import kept
-from fl_lightning.core.storage.files import KeptStates
+from fl_lightning.core.storage import rule_state
+from fl_lightning.core.storage.files import ClientStateStore
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.partitions import IID
 from fl_lightning.data.sources import AnyDataset
@@ -93,8 +93,8 @@ class FederatedClient:
         self.client_id, self._module, self._data, self._num_clients = client_id, module, data, num_clients
         with quiet():
             self._trainer_with("auto")
-        self._kept, self._said = KeptStates(client_id, folder), set[str]()
-        self._keeps = self._options.keeps_optimizer or kept.at_clients(self._options.client_rule)
+        self._states, self._said = ClientStateStore(client_id, folder), set[str]()
+        self._keeps = self._options.keeps_optimizer or rule_state.has_local_state(self._options.client_rule)
 
     @property
     def fit_description(self) -> FitDescription:
@@ -206,7 +206,7 @@ class FederatedClient:
 
     def _visit(self, message: ServerMessage | Mapping[str, Any], work: Work) -> Visit:
         message = read(ServerMessage, message)
-        before = self._kept.settle(message.counted) if self._keeps and work != "loss" else None
+        before = self._states.restore(message.counted) if self._keeps and work != "loss" else None
         with AwayModule(self._module, message.module, self._said) as module, quiet():
             visit = Visit(self._options, self.client_id, self._num_clients, message, before, module, work)
             if work in ("val", "test"):
@@ -218,5 +218,5 @@ class FederatedClient:
                 trainer = self._trainer_with(visit, max_epochs=rounds, limit_val_batches=0, num_sanity_val_steps=0)
                 trainer.fit(self._module, self._data)
         if visit.sent is not None and self._keeps:
-            self._kept.put(message.round, visit.kept)
+            self._states.save(message.round, visit.kept)
         return visit

@@ -13,7 +13,7 @@ from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import State
 from fl_lightning.arguments import checked, trusted
 from fl_lightning.clients.update_rows import Upload
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.core.tensors import all_finite
 from fl_lightning.federation.door import CLIENT, LOSS, NAME, RATE, ROUND, ROUNDS, SAMPLES, STEPS, STEPS_PER_ROUND
 from fl_lightning.lightning.round_clock import VisitPlan
@@ -82,7 +82,9 @@ class ServerMessage:
             client_id: the client.
             rule: the client half of the method, which the server commits with every round.
         """
-        return replace(self, broadcast=kept.state(rule, "all"), client_state=kept.for_one(rule, client_id))
+        return replace(
+            self, broadcast=rule_state.broadcast(rule), client_state=rule_state.client_state(rule, client_id)
+        )
 
 
 @checked(client_id=CLIENT, round=ROUND, size=SAMPLES, loss=LOSS, train_loss=LOSS, client_lr=RATE, steps=STEPS)

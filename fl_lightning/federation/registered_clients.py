@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fl_lightning.algorithms.records import mean_rate
 from fl_lightning.arguments import altered, trusted
-from fl_lightning.core.storage.kept import at_clients
 from fl_lightning.core.storage.per_client import renumbered
+from fl_lightning.core.storage.rule_state import has_local_state
 from fl_lightning.federation.door import OUTLIER, MisfitError, outliers, read, said
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage
 from fl_lightning.fit.options import FitOptions
@@ -94,7 +94,7 @@ class RegisteredClients:
             refused = self._differences(found)
         except Exception as error:  # whatever comes of comparing values of any kind
             return f"its description cannot be compared ({type(error).__name__}: {said(error)})"
-        keeps = at_clients(self.options.client_rule) or self.options.keeps_optimizer
+        keeps = has_local_state(self.options.client_rule) or self.options.keeps_optimizer
         if not refused and keeps and self._place(found) != found.client_id:
             return said(
                 f"client {found.client_id} or the name {found.name!r} is another one in the checkpoint, and what "

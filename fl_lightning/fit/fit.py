@@ -248,14 +248,14 @@ class FederatedFit:
         assert current is not None
         clients.end_round()
         trained = current.seconds
-        record, settle = self._server.prepared(current)
+        record, commit_or_undo = self._server.prepared(current)
         try:
             hand_set = merge_left(runner.visits, current.uploads, record.client_ids)
             steps = clients.schedules.count(record.client_ids, hand_set)
         except BaseException:  # a checkpoint then holds the round's start, and the step must not be in it
-            settle(False)
+            commit_or_undo(False)
             raise
-        settle(True)
+        commit_or_undo(True)
         runner.optimizers.commit(record.client_ids)
         self._round = self.start = None
         self.last_round = altered(record, training_seconds=trained, local_steps=steps)

@@ -60,7 +60,7 @@ class GlobalStep:
             for parameter, gradient in zip(binding.parameters, binding.layout.views(step), strict=True):
                 parameter.grad = gradient.to(parameter.dtype)
             optimizer.step()
-            binding.settle(views)
+            binding.reclaim(views)
             if not bool(all_finite(moved)):
                 raise RefusedStepError(f"the global parameters would not be finite after {name}")
             broken = _not_finite(optimizer)

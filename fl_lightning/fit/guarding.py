@@ -8,7 +8,7 @@ from typing import Any
 
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.core.updates import Columns
 
 _MANY = 100_000
@@ -49,7 +49,7 @@ def guarded(
     for index, guard in enumerate(guards):
         earlier = kinds[:index].count(kinds[index])
         verdict = guard.judge(cohort)
-        stay = verdict.kept(len(cohort))
+        stay = verdict.remaining(len(cohort))
         for place, reason in sorted(verdict.left_out.items()):
             leave_out(places[place], reason)
         named = {"left_out": float(len(verdict.left_out)), **verdict.scalars}
@@ -64,7 +64,7 @@ def guarded(
 
 def guard_states(guards: Sequence[Guard], columns: Columns) -> dict[str, Any]:
     """What a checkpoint holds of each guard."""
-    return {name: kept.saved(guard, columns) for name, guard in _named(guards)}
+    return {name: rule_state.sharded_state_dict(guard, columns) for name, guard in _named(guards)}
 
 
 def load_guard_states(
@@ -72,9 +72,9 @@ def load_guard_states(
 ) -> None:
     """Restores what :func:`guard_states` returned; guards that it lacks begin anew."""
     for name, guard in _named(guards):
-        kept.reset(guard)
+        rule_state.reset(guard)
         if name in states:
-            kept.restore(guard, states[name], columns, ids)
+            rule_state.load_sharded_state_dict(guard, states[name], columns, ids)
 
 
 def _named(guards: Sequence[Guard]) -> list[tuple[str, Guard]]:

@@ -25,7 +25,7 @@ from fl_lightning.clients.ranks.ranked_runner import Ranked
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.records import RoundRecord
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.core.tensors import checksum, checksums
 from fl_lightning.core.updates import Columns
 from fl_lightning.fit.client_side import ClientSide
@@ -54,7 +54,7 @@ def shared_work(
     if whole_rows_reason(options) is not None:
         return Ranked(ranks, Columns((0, total), note=agreement.note))
     columns = Columns(Columns.cut(total, ranks.size), ranks.rank, ranks.gather_parts, agreement.note)
-    if not kept.in_columns(rule):
+    if not rule_state.in_columns(rule):
         return Ranked(ranks, columns)
     theta = binding.theta
     federation = trusted(Federation)(num_clients, binding.layout, theta.device, theta.dtype)
@@ -139,7 +139,7 @@ def whole_rows_reason(options: FitOptions) -> str | None:
         if not part.columnwise:
             return f"{type(part).__name__} does not say that it works on columns (columnwise)"
     rule = options.client_rule
-    if kept.in_columns(rule) and kept.at_clients(rule):
+    if rule_state.in_columns(rule) and rule_state.has_local_state(rule):
         return f"{type(rule).__name__} has state in columns and clients that keep some"
     return None
 
@@ -150,8 +150,8 @@ def checksums_of(options: FitOptions, server: Server, clients: ClientSide) -> di
     held: dict[str, Any] = {
         "the global parameters": clients.runner.global_params,
         "buffers": clients.buffers.global_values(),
-        "guards": kept.common(guard_states(options.guards, columns)),
-        type(rule).__name__: kept.common(kept.saved(rule, columns)),
+        "guards": rule_state.without_shards(guard_states(options.guards, columns)),
+        type(rule).__name__: rule_state.without_shards(rule_state.sharded_state_dict(rule, columns)),
         "server_optimizer": optimizer and optimizer.state_dict(),
         "skipped_rounds": server.failures.skipped_rounds,
         "schedules": clients.schedules.state_dict(),

@@ -22,7 +22,7 @@ from fl_lightning.algorithms.records import Needs
 from fl_lightning.arguments import check_unused
 from fl_lightning.clients.base import CohortExecutor
 from fl_lightning.clients.client_batches import LocalOptions
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
 from fl_lightning.fit.checks import Method, paired_client_rule
 from fl_lightning.fit.data_of_trainer import PartitionLike
@@ -191,7 +191,7 @@ class FitOptions(LocalOptions):
         shared = (self.executor, self.server_optimizer)
         copied = deepcopy(self, {id(part): part for part in shared})
         object.__setattr__(copied, "on_client_error", "drop")
-        kept.in_memory(copied.client_rule)
+        rule_state.in_memory(copied.client_rule)
         return copied
 
 

@@ -21,7 +21,7 @@ from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.data.cohort_samplers import Selection
 from fl_lightning.fit.global_step import GlobalStep, RefusedStepError
 from fl_lightning.fit.guarding import guard_states, guarded, load_guard_states
@@ -100,14 +100,14 @@ class Server:
     def reset(self) -> None:
         """Begins anew."""
         for part in (self._algorithm, self._rule, *self._options.guards):
-            kept.reset(part)
+            rule_state.reset(part)
 
     def states(self) -> dict[str, Any]:
         """What a bit-exact continuation needs of the method, the guards and the server optimizer."""
         columns = self._rows.columns
         return {
-            "algorithm": kept.saved(self._algorithm, columns),
-            "client_rule": kept.saved(self._rule, columns),
+            "algorithm": rule_state.sharded_state_dict(self._algorithm, columns),
+            "client_rule": rule_state.sharded_state_dict(self._rule, columns),
             "guards": guard_states(self._options.guards, columns),
             "server_optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
             "skipped_rounds": self.failures.skipped_rounds,
@@ -118,10 +118,10 @@ class Server:
         """Goes on from what :meth:`states` returned; ``ids`` are those that clients have now, by earlier ones."""
         columns = self._rows.columns
         for name, rule in (("algorithm", self._algorithm), ("client_rule", self._rule)):
-            kept.restore(rule, states[name], columns, ids)
+            rule_state.load_sharded_state_dict(rule, states[name], columns, ids)
         load_guard_states(self._options.guards, states.get("guards", {}), columns, ids)
         for part in (self._algorithm, self._rule, *self._options.guards):
-            kept.among(part, self._num_clients)
+            rule_state.set_num_clients(part, self._num_clients)
         self.failures.skipped_rounds = states.get("skipped_rounds", 0)
         self.failures.failed_rounds = states.get("failed_rounds", 0)
         if self.optimizer is not None:
@@ -144,11 +144,11 @@ class Server:
             reason = f"{count} usable report{'s' * (count > 1)}, fewer than min_clients={self._options.min_clients}"
             reason = reason if uploads else "no usable report"
             return skipped(current, uploads, f"had {reason}", reason, current.trained > 0 and count == 0), _nothing
-        settle = kept.tentatively(self._algorithm, self._rule, *self._options.guards)
+        commit_or_undo = rule_state.transaction(self._algorithm, self._rule, *self._options.guards)
         try:
             cohort, reports, scalars = self._guarded(current, reports)
         except BaseException as flaw:
-            settle(False)
+            commit_or_undo(False)
             if not isinstance(flaw, CannotGuardError):
                 raise
             return skipped(current, uploads, f"had {flaw}", str(flaw), failed=True), _nothing
@@ -160,23 +160,23 @@ class Server:
             self._rule.commit(cohort)
             record = self._record(current, cohort, step_norm, reports, dots, scalars)
         except refused as refusal:
-            settle(False)
+            commit_or_undo(False)
             return self.failures.refused(current, reports, self._flaw(refusal)), _nothing
         except BaseException:
-            settle(False)
+            commit_or_undo(False)
             raise
 
-        def settled(happened: bool) -> None:
-            settle(happened)
+        def finish(happened: bool) -> None:
+            commit_or_undo(happened)
             if happened:
                 self._take(current, reports.uploads, take)
 
-        return record, settled
+        return record, finish
 
     def _take(self, current: Round, uploads: Sequence[Upload], take: Callable[[], None]) -> None:
         for upload in uploads:
-            if upload.report.kept:
-                kept.keep(self._rule, upload.client_id, upload.report.kept, current.index)
+            if upload.report.local_state:
+                rule_state.set_local_state(self._rule, upload.client_id, upload.report.local_state, current.index)
         take()
         self._buffers.commit([upload.buffers for upload in uploads])
         self.failures.failed_rounds = 0
@@ -190,7 +190,7 @@ class Server:
         if not reports.uploads:
             return None
         indices = [upload.index for upload in reports.uploads]
-        settle = kept.tentatively(self._algorithm, self._rule)
+        commit_or_undo = rule_state.transaction(self._algorithm, self._rule)
         try:
             cohort = self._cohort(current, reports, indices, reports.norms)
             step, norm = self._aggregate(cohort)
@@ -199,7 +199,7 @@ class Server:
         except Exception as error:
             return self._flaw(error)
         finally:
-            settle(False)
+            commit_or_undo(False)
         return None
 
     def _flaw(self, error: Exception) -> str:
@@ -297,4 +297,4 @@ class Server:
 
 
 def _nothing(happened: bool) -> None:
-    """A round that changes nothing has nothing to settle."""
+    """Ends a round that changes nothing."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fl_lightning.core.storage.kept import holds_parts, joined
+from fl_lightning.core.storage.rule_state import full_state_dict, has_shards
 from fl_lightning.lightning.checkpoint_io import STATE_KEY, AtomicCheckpointIO, federated_state
 from fl_lightning.lightning.names import (
     LightningDataModule,
@@ -187,11 +187,11 @@ class OneDevice(SingleDeviceStrategy):
         A process that has left the fit with an error saves none that needs the columns of others; it warns.
         """
         state = federated_state(checkpoint)
-        if holds_parts(state):
+        if has_shards(state):
             if self.ranks is not None and self.ranks.has_left:
                 rank_zero_warn(f"{filepath} is not saved: other processes hold parts of it, and this one has left them")
                 return
-            checkpoint["callbacks"] = {**checkpoint["callbacks"], STATE_KEY: joined(state)}
+            checkpoint["callbacks"] = {**checkpoint["callbacks"], STATE_KEY: full_state_dict(state)}
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:

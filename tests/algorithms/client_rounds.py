@@ -8,7 +8,7 @@ from torch import nn
 from fl_lightning.algorithms import Federation, LocalWork
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.core.updates import UpdateMatrix
 
 INPUTS, WIDTH, CLASSES = 5, 6, 4
@@ -136,8 +136,8 @@ class Rounds:
         step = self.client.adjust_step(cohort, self.server.aggregate(cohort))
         self.client.commit(cohort)
         for client, report in zip(arrived, reports, strict=True):
-            if report.kept:
-                kept.keep(self.client, client, report.kept, self.when)
+            if report.local_state:
+                rule_state.set_local_state(self.client, client, report.local_state, self.when)
         self.params = self.params - step
         self.when += 1
         return cohort, step
@@ -159,10 +159,10 @@ def by_rule(make, data, rounds=6, lost=lost, **options):
     path = []
     for when in range(rounds):
         if when == rounds // 2:
-            states, run.server = (kept.state(run.server), kept.state(run.client)), make()
+            states, run.server = (rule_state.state_dict(run.server), rule_state.state_dict(run.client)), make()
             run.client = run.server.client_rule()
-            kept.load(run.server, states[0])
-            kept.load(run.client, states[1])
+            rule_state.load_state_dict(run.server, states[0])
+            rule_state.load_state_dict(run.client, states[1])
             run.begin()
         run.round(partial(when), lost(when))
         path.append(run.params)

@@ -5,7 +5,7 @@ import torch
 from resuming import differences
 from support import Classifier, fit, fresh, weights
 
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 
 
 class FailsInRoundOne(Classifier):
@@ -36,7 +36,7 @@ def assert_resumes(make, folder, rounds=3, **options):
         other = fresh(Classifier, seed=9, norm=True, momentum=0.5)
         resumed, again = fit_method(make(), rounds, module=other, ckpt_path=path, **options)
         assert torch.equal(weights(whole), weights(resumed))
-        assert_same(kept.state(strategy.client_rule), kept.state(again.client_rule))
+        assert_same(rule_state.state_dict(strategy.client_rule), rule_state.state_dict(again.client_rule))
 
 
 def assert_same(one, two):

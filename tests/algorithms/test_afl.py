@@ -12,7 +12,7 @@ from support import federated_blobs, fresh, quiet_trainer
 
 import fl_lightning as fl
 from fl_lightning.algorithms import AFL
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 
 few = settings(max_examples=20, deadline=None, derandomize=True)
 loss = st.floats(0, 100)
@@ -39,7 +39,7 @@ def test_lambda_stays_on_the_simplex_and_absent_clients_keep_theirs(rounds, gamm
         ids = list(losses)
         rows = random_rows(len(ids), when)
         step = rule.aggregate(make_cohort(rows, list(losses.values()), ids, when, num_clients=9))
-        lam = before | kept.state(rule)["lam"]
+        lam = before | rule_state.state_dict(rule)["lam"]
         assert min(lam.values()) >= 0
         assert sum(lam.values()) == pytest.approx(1, abs=1e-12)
         assert all(lam[i] == before[i] for i in range(9) if i not in ids)
@@ -58,7 +58,7 @@ def test_by_hand():
     rule, rows = AFL(0.1), random_rows(2, 1)
     cohort = make_cohort(rows, [3.0, 1.0], [5, 7], num_clients=4)
     torch.testing.assert_close(rule.aggregate(cohort), rows.mean(0))  # lambda as it was before the ascent
-    assert kept.state(rule)["lam"] == pytest.approx({5: 0.35, 7: 0.15})
+    assert rule_state.state_dict(rule)["lam"] == pytest.approx({5: 0.35, 7: 0.15})
     torch.testing.assert_close(rule.aggregate(cohort), 0.7 * rows[0] + 0.3 * rows[1])
 
 
@@ -69,7 +69,7 @@ def test_participants_without_weight_count_alike():
     cohort = make_cohort(random_rows(2, 5), [5.0, 1.0], [1, 2], 2, num_clients=3)
     torch.testing.assert_close(rule.aggregate(cohort), cohort.updates.rows.mean(0))
     assert rule.report.flagged
-    assert kept.state(rule)["lam"] == {0: 1.0, 1: 0.0, 2: 0.0}
+    assert rule_state.state_dict(rule)["lam"] == {0: 1.0, 1: 0.0, 2: 0.0}
 
 
 def test_clients_join_with_the_mean_weight_where_nobody_says_how_many_there_are():
@@ -77,7 +77,7 @@ def test_clients_join_with_the_mean_weight_where_nobody_says_how_many_there_are(
     rule.aggregate(make_cohort(random_rows(2, 1), [3.0, 1.0], [5, 7]))
     rule.aggregate(make_cohort(random_rows(2, 2), [1.0, 1.0], [7, 9]))
     assert rule.report.weights.tolist() == pytest.approx([0.4 / 0.9, 0.5 / 0.9])
-    assert kept.state(rule)["lam"] == pytest.approx({5: 0.4, 7: 0.4 * 2 / 3, 9: 1 / 3})
+    assert rule_state.state_dict(rule)["lam"] == pytest.approx({5: 0.4, 7: 0.4 * 2 / 3, 9: 1 / 3})
 
 
 # ---- the averaged model

@@ -9,7 +9,7 @@ from test_contract import RULES, assert_same_state, tensors
 
 from fl_lightning.algorithms import FA, FedAvg, Federation, FedProc, FedProto, FedRep
 from fl_lightning.algorithms.base import overrides
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 
 MAKERS = {
     **RULES,
@@ -30,10 +30,10 @@ def at_the_client(run, name, client_id, stays):
     """The rule of a client that has just been told what its server sends, and has kept what counted."""
     rule = MAKERS[name]().client_rule()
     rule.check_module(run.module, run.layout)
-    kept.take(rule, reload(kept.state(run.client, "all")))
-    kept.take_own(rule, client_id, reload(kept.for_one(run.client, client_id)))
+    rule_state.load_broadcast(rule, reload(rule_state.broadcast(run.client)))
+    rule_state.load_client_state(rule, client_id, reload(rule_state.client_state(run.client, client_id)))
     if client_id in stays:
-        kept.keep(rule, client_id, *reload(stays[client_id]))
+        rule_state.set_local_state(rule, client_id, *reload(stays[client_id]))
     rule.begin_fit(Federation(len(run.data), run.layout, torch.device("cpu"), torch.float64, 3))
     return rule
 
@@ -56,12 +56,12 @@ def test_a_visit_needs_the_declared_pieces_alone(name):
         for client in cohort:
             inside = visited(run, client, run.client)
             assert_same_state(visited(run, client, at_the_client(run, name, client, stays)), inside)
-            if client not in lost and inside["kept"]:
-                stays[client] = inside["kept"], when
+            if client not in lost and inside["local_state"]:
+                stays[client] = inside["local_state"], when
         run.round(cohort, lost)
 
 
-STATEFUL = [name for name in NAMES if kept.declared(MAKERS[name]().client_rule())]
+STATEFUL = [name for name in NAMES if rule_state.declared(MAKERS[name]().client_rule())]
 STATEFUL.remove("FedRep")  # in one pass its head stays what it was
 
 
@@ -85,7 +85,9 @@ def test_a_client_is_sent_nothing_about_others(name):
     many.round((0, 1, 2, 3, 4))
     for client in (0, 1):
         assert (
-            numbers(kept.for_one(many.client, client)) == numbers(kept.for_one(few.client, client)) <= few.layout.numel
+            numbers(rule_state.client_state(many.client, client))
+            == numbers(rule_state.client_state(few.client, client))
+            <= few.layout.numel
         )
-    assert numbers(kept.for_one(few.client, 5)) == 0
-    assert numbers(kept.state(many.client, "all")) == numbers(kept.state(few.client, "all"))
+    assert numbers(rule_state.client_state(few.client, 5)) == 0
+    assert numbers(rule_state.broadcast(many.client)) == numbers(rule_state.broadcast(few.client))

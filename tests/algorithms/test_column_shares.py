@@ -16,7 +16,7 @@ from test_contract import RULES
 from fl_lightning import algorithms as fl
 from fl_lightning.algorithms.base import overrides
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.core.storage.declared import server_state
 from fl_lightning.core.updates import Columns, UpdateMatrix
 from fl_lightning.ops.slices import slice_columns, subtrees
@@ -94,8 +94,8 @@ def test_a_vector_of_another_length_is_no_row():
     with pytest.raises(
         ValueError, match=r"^KeepsLosses must keep .* found shape \[4\]: let what has another shape begin"
     ):
-        kept.saved(rule, Columns(Columns.cut(LAYOUT.numel, 3)))
-    assert same(kept.saved(rule, Columns.whole(LAYOUT.numel)), {"losses": torch.ones(4)})
+        rule_state.sharded_state_dict(rule, Columns(Columns.cut(LAYOUT.numel, 3)))
+    assert same(rule_state.sharded_state_dict(rule, Columns.whole(LAYOUT.numel)), {"losses": torch.ones(4)})
 
 
 def test_what_a_rule_of_somebody_else_does_not_say_is_not_known():

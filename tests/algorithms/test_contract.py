@@ -14,7 +14,7 @@ from support import reload
 
 from fl_lightning import algorithms as fl
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.core.updates import UpdateMatrix
 
 RULES = {
@@ -146,10 +146,10 @@ def test_zero_rows_give_a_zero_step_and_change_no_state(name):
     cohorts = list(sampled_rounds(3, 9, 4, 7))
     for cohort in cohorts[:2]:
         rule.aggregate(cohort)
-    before = reload(kept.state(rule))
+    before = reload(rule_state.state_dict(rule))
     silent = make_cohort(torch.zeros(4, sum(SIZES), dtype=torch.float64), when=2)
     assert not rule.aggregate(silent).any()
-    assert_same_state(before, reload(kept.state(rule)))
+    assert_same_state(before, reload(rule_state.state_dict(rule)))
 
 
 def holds_nan(state):
@@ -191,16 +191,16 @@ def test_what_is_not_finite_enters_no_state(name):
         client = server.client_rule()
         for cohort in good[:2]:
             played(server, client, cohort)
-        before = reload([kept.state(server), kept.state(client)])
+        before = reload([rule_state.state_dict(server), rule_state.state_dict(client)])
         try:
             played(server, client, with_nan(good[2], fault))
         except ValueError:
-            assert_same_state(before, reload([kept.state(server), kept.state(client)]))
+            assert_same_state(before, reload([rule_state.state_dict(server), rule_state.state_dict(client)]))
             continue
         assert fault[0] != "rows"
         for cohort in good[3:]:
             assert played(server, client, cohort).isfinite().all(), fault
-        assert not holds_nan([kept.state(server), kept.state(client)]), fault
+        assert not holds_nan([rule_state.state_dict(server), rule_state.state_dict(client)]), fault
 
 
 @every_rule
@@ -286,7 +286,7 @@ def test_a_client_half_reads_no_more_than_it_says(name):
         assert torch.equal(free.adjust_step(cohort, step), bound.adjust_step(seen, step))
         free.commit(cohort)
         bound.commit(seen)
-    assert_same_state(kept.state(free), kept.state(bound))
+    assert_same_state(rule_state.state_dict(free), rule_state.state_dict(bound))
 
 
 def test_a_class_that_does_not_say_what_it_reads_counts_as_reading_rows():
@@ -315,7 +315,7 @@ def test_arguments_are_kept_under_their_names(name):
     rule = RULES[name]()
     for half in (rule, rule.client_rule()):
         given = inspect.signature(type(half)).parameters
-        places = kept.placement(half, rule.client_rule())
+        places = rule_state.placement(half, rule.client_rule())
         assert places <= set(given)
         assert set(half.hyperparameters()) == set(given) - places
         assert reload(half.hyperparameters()) == half.hyperparameters()
@@ -351,22 +351,22 @@ def test_state_survives_a_checkpoint_bit_for_bit(name, dtype):
     cohorts = list(sampled_rounds(9, 11, 4, 13, dtype))
     for cohort in cohorts[:5]:
         rule.aggregate(cohort)
-        kept.reset(rule.client_rule())
+        rule_state.reset(rule.client_rule())
     resumed = RULES[name]()
-    kept.load(resumed, reload(kept.state(rule)))
+    rule_state.load_state_dict(resumed, reload(rule_state.state_dict(rule)))
     for cohort in cohorts[5:]:
         assert torch.equal(rule.aggregate(cohort), resumed.aggregate(cohort))
         assert rule.report.scalars == resumed.report.scalars
-    assert_same_state(kept.state(rule), kept.state(resumed))
+    assert_same_state(rule_state.state_dict(rule), rule_state.state_dict(resumed))
 
 
 def happens(client, cohort):
     """A round as a client rule hears of it; models stand for what clients keep, if they keep anything."""
     client.commit(cohort)
-    names = [name for name, entry in kept.declared(client).items() if entry.at_client]
+    names = [name for name, entry in rule_state.declared(client).items() if entry.at_client]
     for place, row in zip(cohort.client_ids, cohort.updates.rows, strict=True):
         model = {"params": row, "buffers": torch.full((3,), place, dtype=torch.uint8)}
-        kept.keep(client, place, dict.fromkeys(names, model), cohort.round)
+        rule_state.set_local_state(client, place, dict.fromkeys(names, model), cohort.round)
 
 
 @every_rule
@@ -379,10 +379,10 @@ def test_client_state_survives_a_checkpoint_bit_for_bit(name):
         )
         happens(client, cohort)
         if when == 2:
-            kept.load(resumed, reload(kept.state(client)))
+            rule_state.load_state_dict(resumed, reload(rule_state.state_dict(client)))
         if when > 2:
             happens(resumed, cohort)
-    assert_same_state(kept.state(client), kept.state(resumed))
+    assert_same_state(rule_state.state_dict(client), rule_state.state_dict(resumed))
 
 
 @every_rule
@@ -390,11 +390,11 @@ def test_reset_forgets(name):
     rule = RULES[name]()
     first = next(iter(sampled_rounds(1, 9, 4, 15)))
     step = rule.aggregate(first)
-    fresh = reload(kept.state(RULES[name]()))
+    fresh = reload(rule_state.state_dict(RULES[name]()))
     for cohort in sampled_rounds(3, 9, 4, 16):
         rule.aggregate(cohort)
-    kept.reset(rule)
-    assert_same_state(fresh, reload(kept.state(rule)))
+    rule_state.reset(rule)
+    assert_same_state(fresh, reload(rule_state.state_dict(rule)))
     assert torch.equal(step, rule.aggregate(first))
 
 
@@ -406,7 +406,7 @@ def test_memory_of_past_clients_matters(name):
         differs |= not torch.allclose(rule.aggregate(cohort), RULES[name]().aggregate(cohort))
     # The memory of these says what comes next or is evaluated, and changes no step of these rounds.
     quiet = ("FCFL", "FCFL-pareto", "MMPF", "FedLF-none", "FedFV-none")
-    assert differs == (bool(kept.state(rule)) and name not in quiet)
+    assert differs == (bool(rule_state.state_dict(rule)) and name not in quiet)
 
 
 @every_rule
@@ -422,7 +422,9 @@ def test_memory_plan_covers_what_is_held(name):
         rule.client_rule().commit(make_cohort(cohort.updates.rows, ids=cohort.client_ids, num_clients=9, **companions))
     for half in (rule, rule.client_rule()):
         held = sum(
-            t.numel() * t.element_size() for t in tensors(kept.state(half)) if t.is_floating_point() and t.numel() > 9
+            t.numel() * t.element_size()
+            for t in tensors(rule_state.state_dict(half))
+            if t.is_floating_point() and t.numel() > 9
         )
         assert held <= sum(half.memory(federation, 4).values())
 

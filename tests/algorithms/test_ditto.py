@@ -23,7 +23,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
 from fl_lightning.algorithms import Ditto, FedAvg, FedLF
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 
 LAM, LR = 0.6, 0.2
 
@@ -310,7 +310,7 @@ def test_a_dropped_client_keeps_its_model():
         quiet_trainer(strategy, 2).fit(fresh(FailsInRoundOne), federated_blobs())
     before = fl.FederatedStrategy(Ditto(), seed=1)
     quiet_trainer(before, 1).fit(fresh(FailsInRoundOne), federated_blobs())
-    assert_same(kept.state(before.client_rule), kept.state(strategy.client_rule))
+    assert_same(rule_state.state_dict(before.client_rule), rule_state.state_dict(strategy.client_rule))
 
 
 @pytest.mark.fit

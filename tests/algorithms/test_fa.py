@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import fl_lightning as fl
 from fl_lightning.algorithms import FA, LocalWork
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 
 BASES = torch.tensor([[0.0, 0.0], [2.0, 0.0], [-1.0, 1.0]], dtype=torch.float64)
 
@@ -149,7 +149,7 @@ def test_bases_without_samples_get_nothing_and_impossible_bounds_are_counted():
         committed(tight, [(x * 0.01 + 5.0, y, a)])
     assert tight.client_rule().relaxed == 1
     assert len(tight.client_rule().a) == 0
-    kept.reset(tight.client_rule())
+    rule_state.reset(tight.client_rule())
     assert tight.client_rule().relaxed == 0
 
 
@@ -159,7 +159,7 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(ValueError, match=r"extras must hold 'group_counts' \[m, 2\] for FA, found"):
         FA(BASES, sigma=1.0).client_rule().commit(make_cohort(random_rows(2, 1), extras={}))
     client = FA(BASES, sigma=1.0).client_rule()
-    kept.load(client, {"relaxed": 0, "a": torch.ones(5), "share": 0.5})
+    rule_state.load_state_dict(client, {"relaxed": 0, "a": torch.ones(5), "share": 0.5})
     with pytest.raises(ValueError, match="bases of FA must be the 5 of the checkpoint, found 3"):
         client.begin_fit(fl.algorithms.Federation(1, ParamLayout.from_sizes([2]), torch.device("cpu"), torch.float32))
 
@@ -199,7 +199,7 @@ def test_kernels_too_narrow_for_the_data_are_warned_of_once_and_flagged():
     rule.aggregate(cohort)
     assert rule.report.flagged
     again = FA(x[:20], sigma=1.0)
-    kept.load(again.client_rule(), kept.state(client))
+    rule_state.load_state_dict(again.client_rule(), rule_state.state_dict(client))
     assert again.client_rule().stuck
-    kept.reset(again.client_rule())
+    rule_state.reset(again.client_rule())
     assert not again.client_rule().stuck

@@ -13,7 +13,7 @@ from fl_lightning.algorithms import FCFL, FairReg, Federation
 from fl_lightning.algorithms.base import overrides
 from fl_lightning.algorithms.fcfl import min_max
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.core.updates import UpdateMatrix
 
 CLIENTS, LR = 6, 8.0
@@ -137,7 +137,7 @@ def test_stage_2_begins_after_stage1_rounds_or_at_rest():
     rule = FCFL(tol=1e6)
     rule.aggregate(cohorts[0])
     assert rule.stage == 2
-    kept.reset(rule)
+    rule_state.reset(rule)
     assert rule.stage == 1
     resting = FCFL(stage1_rounds=1)
     zero = torch.zeros(2, LAYOUT.numel, dtype=torch.float64)

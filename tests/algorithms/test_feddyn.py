@@ -7,7 +7,7 @@ from client_rounds import Net, Rounds, assign, by_rule, client_data, descend, fl
 from method_fits import fit_method, trained
 
 from fl_lightning.algorithms import FedAvg, FedDyn, FedHEAL
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 
 ALPHA, LR = 0.3, 0.2
 
@@ -67,7 +67,7 @@ def test_server_part_is_not_masked_by_fedheal():
 def test_restored_state_of_another_model_is_refused():
     data = client_data()
     client = FedDyn().client_rule()
-    kept.load(client, {"h": torch.ones(5)})
+    rule_state.load_state_dict(client, {"h": torch.ones(5)})
     with pytest.raises(ValueError, match="numbers, found 5 in the checkpoint"):
         Rounds(FedAvg(), client, data)
 

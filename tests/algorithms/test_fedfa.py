@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_lightning.algorithms import FedFa
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 
 few = settings(max_examples=20, deadline=None, derandomize=True)
 
@@ -26,7 +26,7 @@ def test_clients_that_take_part_often_weigh_more():
     assert weigh([0.5, 0.5], rule=rule, ids=[4, 9]).tolist() == pytest.approx(  # 2 and 1 participations
         [x / (-log2(1 / 3 + 1e-6) - log2(2 / 3 + 1e-6)) for x in (-log2(1 / 3 + 1e-6), -log2(2 / 3 + 1e-6))], rel=1e-9
     )
-    assert kept.state(rule)["counts"] == {3: 1, 4: 2, 9: 1}
+    assert rule_state.state_dict(rule)["counts"] == {3: 1, 4: 2, 9: 1}
 
 
 @few

@@ -15,7 +15,7 @@ import fl_lightning as fl
 from fl_lightning import ops
 from fl_lightning.algorithms.fedheal import FedHEAL
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.core.updates import UpdateMatrix
 
 LAYOUT = ParamLayout.from_sizes([5, 1, 40, 3])
@@ -107,7 +107,7 @@ def test_sixty_rounds_equal_the_loop(call, tau, order, weight_norm, monkeypatch)
         assert torch.allclose(rule.report.weights, p, atol=1e-6)
         assert rule.report.scalars["kept_share"] == pytest.approx(masks.double().mean().item(), abs=1e-12)
         empty += int((~masks.any(0)).sum())
-    for client, counts in kept.state(rule)["counts"].items():
+    for client, counts in rule_state.state_dict(rule)["counts"].items():
         assert counts.dtype == torch.uint8
         assert counts.tolist() == loop.counts[client]
     assert tau < 0.5 or empty > 0, "the case of a coordinate that nobody keeps must occur"
@@ -132,7 +132,7 @@ def test_counts_widen_before_they_overflow():
     rule = FedHEAL()
     for index in range(300):
         rule.aggregate(cohort((4,), -torch.ones(1, N), index))
-    (counts,) = kept.state(rule)["counts"].values()
+    (counts,) = rule_state.state_dict(rule)["counts"].values()
     assert counts.dtype == torch.int16
     assert set(counts.tolist()) == {300}
 

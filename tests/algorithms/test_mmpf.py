@@ -8,7 +8,7 @@ from algorithm_cohorts import make_cohort
 import fl_lightning as fl
 from fl_lightning.algorithms import MMPF
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 
 LAYOUT = ParamLayout.from_sizes([2])
 
@@ -131,7 +131,7 @@ def test_patience_counts_failures_in_a_row_and_a_reset_counts_anew():
     rule, points = MMPF(inner_rounds=1, iterations=1000, patience=3), [[0.0, 0.0], [4.0, 0.0]]
     path, _ = paraboloids(points, rule, 30)
     assert rule.report.scalars["iteration"] == 9  # better or not: yes yes no yes no yes no no no
-    kept.reset(rule)
+    rule_state.reset(rule)
     assert torch.equal(paraboloids(points, rule, 30)[0], path)
     assert rule.report.scalars["iteration"] == 9
 

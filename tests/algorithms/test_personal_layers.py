@@ -13,7 +13,7 @@ from torch import nn
 
 import fl_lightning as fl
 from fl_lightning.algorithms import AFL, FedBN, FedHEAL, FedLF, FedPer, FedRep
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 
 LR, EPOCHS = 0.2, 3
 
@@ -82,9 +82,9 @@ def test_equals_models_with_layers_of_their_own(name, in_files, momentum, tmp_pa
     run = Rounds(method, method.client_rule(), data, lr=LR, epochs=EPOCHS, momentum=momentum)
     for t in range(5):
         if t == 3:
-            state, run.server = kept.state(run.client), made(name, folder)
+            state, run.server = rule_state.state_dict(run.client), made(name, folder)
             run.client = run.server.client_rule()
-            kept.load(run.client, state)
+            rule_state.load_state_dict(run.client, state)
             run.begin()
         cohort, _ = run.round(partial(t), lost(t))
         personal = torch.cat([torch.full((p.numel(),), METHODS[name][1](k)) for k, p in Net().named_parameters()])

@@ -13,7 +13,7 @@ from support import Classifier, fresh, weights
 import fl_lightning as fl
 from fl_lightning.algorithms import FedAvg, Federation, FedProc, FedProto
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 
 LR, LAM, ROUNDS = 0.2, 0.8, 5
 
@@ -142,7 +142,7 @@ def test_states_and_reports_that_do_not_fit(name):
     run.client.prototypes = torch.zeros(CLASSES, 99)
     with pytest.raises(ValueError, match="features must keep their width, 99 in earlier rounds, found 6"):
         run.train(0)
-    kept.reset(run.client)
+    rule_state.reset(run.client)
     run.data[0][0][0][0, 0] = float("inf")
     with pytest.raises(ValueError, match="features must be finite, found NaN or infinity at client 0"):
         run.train(0)
@@ -191,6 +191,6 @@ def test_fedproc_at_a_client_hears_the_rounds_from_the_server():
     with pytest.raises(ValueError, match="rounds of FedProc must be given where the number of rounds is not known"):
         client.contrast_share(1)
     server.begin_fit(Federation(3, ParamLayout.from_sizes([4]), torch.device("cpu"), torch.float32, rounds=11))
-    kept.take(client, kept.state(server, "all"))
+    rule_state.load_broadcast(client, rule_state.broadcast(server))
     client.begin_fit(Federation(3, ParamLayout.from_sizes([4]), torch.device("cpu"), torch.float32))
     assert client.contrast_share(4) == pytest.approx(0.6)

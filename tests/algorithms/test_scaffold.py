@@ -13,7 +13,7 @@ import fl_lightning as fl
 from fl_lightning.algorithms import SCAFFOLD, Federation, LocalWork
 from fl_lightning.algorithms.scaffold import accumulated_steps
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.core.updates import UpdateMatrix
 
 N, SIZE = 6, 8
@@ -134,7 +134,7 @@ def test_client_that_does_not_move_changes_nothing(lr, steps):
 def test_parameters_without_gradient_are_left_alone():
     module, client = Weights(), SCAFFOLD().client_rule()
     layout = ParamLayout.from_module(module)
-    kept.load(client, {"c": torch.ones(SIZE).double()})
+    rule_state.load_state_dict(client, {"c": torch.ones(SIZE).double()})
     loss = lambda net, step: net.first.sum()  # noqa: E731
     row, _ = train_locally(client, module, layout, torch.zeros(SIZE, dtype=torch.float64), loss, 0, 0.5, 1)
     assert row.tolist() == [1.0] * 6 + [0.0] * 2  # 0.5 * (gradient 1 + correction 1)
@@ -154,7 +154,7 @@ def test_needs_a_learning_rate_and_control_rows():
 
 def test_restored_state_of_another_model_is_refused():
     client = SCAFFOLD().client_rule()
-    kept.load(client, {"c": torch.ones(5)})
+    rule_state.load_state_dict(client, {"c": torch.ones(5)})
     with pytest.raises(ValueError, match="8 numbers"):
         client.begin_fit(Federation(N, ParamLayout.from_sizes([8]), torch.device("cpu"), torch.float32))
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_lightning.algorithms import TERM, FedAvg
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 
 few = settings(max_examples=20, deadline=None, derandomize=True)
 losses_of = st.lists(st.floats(-50, 50), min_size=1, max_size=7)
@@ -44,7 +44,7 @@ def test_only_the_moving_average_is_state():
     for reading, keys in (("library", set()), ("paper", {"log_r"}), ("code", {"log_r"})):
         rule = TERM(1.0, reading)
         rule.aggregate(cohort)
-        assert set(kept.state(rule)) == keys
+        assert set(rule_state.state_dict(rule)) == keys
         assert rule.averages == (reading == "library")
     full = TERM(1.0, "paper", ema_rate=1.0)
     for losses in ([5.0, 5.0, 6.0], [0.1, 0.2, 0.3]):

@@ -28,7 +28,7 @@ from benchmarks.papers.tables.fedlf_variants import Fragments
 from benchmarks.papers.tables.fedmdfg_figures import MeanDirection, OneLength, overfit
 from benchmarks.papers.tasks import Classes, Domains, Images, domain
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.core.updates import UpdateMatrix
 
 ORIGIN = {"commit": "c0ffee", "fl_lightning": "0", "torch": "1", "lightning": "2", "python": "3"}
@@ -366,7 +366,7 @@ def test_weights_by_place_stay_where_they_are_when_others_come():
     rule = AFLByPlace(0.5)
 
     def second_round(clients):
-        kept.reset(rule)
+        rule_state.reset(rule)
         for ids, losses in (((7, 3), (2.0, 1.0)), (clients, (1.0, 1.0))):
             updates = UpdateMatrix(torch.eye(2), ParamLayout.from_sizes([2]))
             cohort = fl.Cohort(torch.zeros(2), updates, losses, (5, 5), ids, 0, num_clients=100)

@@ -95,11 +95,11 @@ def test_settle_fetches_parameters_that_were_given_another_storage():
     module[2].weight.data = module[2].weight.data.T.contiguous().T * 2  # same numbers per index, other strides
     expected = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
     assert not torch.equal(row, expected)
-    binding.settle(binding.layout.views(row))
+    binding.reclaim(binding.layout.views(row))
     assert torch.equal(row, expected)
     module[0].bias.data = torch.zeros(4)
     with pytest.raises(ValueError, match=r"'0\.bias' must keep its shape during a fit, found \(3,\) become \(4,\)"):
-        binding.settle(binding.layout.views(row))
+        binding.reclaim(binding.layout.views(row))
 
 
 def test_what_is_assigned_while_the_module_is_global_is_kept():

@@ -89,6 +89,6 @@ def test_what_is_no_row_is_refused():
     )
     server.mean = None
     with pytest.raises(
-        ValueError, match=r"^Kept must keep a tensor per parameter, \d+ on this process, found shape \[7\]"
+        ValueError, match=r"^Kept must hold a number per parameter, \d+ on this process, found shape \[7\]"
     ):
         state.hand_out({0: 0})

@@ -13,7 +13,7 @@ import fl_lightning as fl
 from fl_lightning.algorithms.records import LocalWork, mean_rate
 from fl_lightning.algorithms.scaffold import accumulated_rates, accumulated_steps
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 
 ALGORITHMS = fl.algorithms
 NEEDY = {
@@ -88,7 +88,7 @@ def test_scaffolds_gradients_are_those_of_the_rates_in_use():
     client = scaffold.client_rule()
     module = fresh(Constant)
     expected = torch.cat([torch.full((p.numel(),), 1.0 + place) for place, p in enumerate(module.parameters())])
-    states = [kept.for_one(client, i) for i in range(6)]
+    states = [rule_state.client_state(client, i) for i in range(6)]
     controls = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
     trained = [control for control in controls if control.norm() > 0]
     assert trained

@@ -29,7 +29,7 @@ def trained(rows, index, by):
     with torch.no_grad():
         for parameter in rows._binding.parameters:
             parameter.sub_(by)
-    rows.settle()
+    rows.reclaim()
     rows.close(index)
 
 

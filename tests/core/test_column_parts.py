@@ -7,9 +7,9 @@ from column_shares import in_shares
 from torch import Tensor
 
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.core.storage.declared import per_client, row_history, server_state
-from fl_lightning.core.storage.kept import ColumnPart, common, holds_parts, joined
+from fl_lightning.core.storage.rule_state import ColumnShard, full_state_dict, has_shards, without_shards
 from fl_lightning.core.updates import Columns, UpdateMatrix
 
 TOTAL = 50_000
@@ -52,22 +52,22 @@ def same(one, two):
 def test_any_number_of_processes_reads_what_any_number_has_written(tmp_path, before, after, clients):
     def written(columns):
         rule = filled(columns, clients)
-        found = kept.saved(rule, columns)
-        assert holds_parts(found) == (before > 1)
+        found = rule_state.sharded_state_dict(rule, columns)
+        assert has_shards(found) == (before > 1)
         again = Method()
-        kept.restore(again, found, columns, {})
-        assert same(kept.state(again), kept.state(rule)), "a fit goes on from its own columns"
-        return joined(found)
+        rule_state.load_sharded_state_dict(again, found, columns, {})
+        assert same(rule_state.state_dict(again), rule_state.state_dict(rule)), "a fit goes on from its own columns"
+        return full_state_dict(found)
 
     def read(columns):
         rule = Method()
-        kept.restore(rule, whole, columns, {})
-        assert same(kept.state(rule), kept.state(filled(columns, clients)))
+        rule_state.load_sharded_state_dict(rule, whole, columns, {})
+        assert same(rule_state.state_dict(rule), rule_state.state_dict(filled(columns, clients)))
 
     first, *others = in_shares(TOTAL, before, written)
     torch.save(first, tmp_path / "a.ckpt")
     whole = torch.load(tmp_path / "a.ckpt", weights_only=True)
-    expected = kept.state(filled(Columns.whole(TOTAL), clients))
+    expected = rule_state.state_dict(filled(Columns.whole(TOTAL), clients))
     expected["empty"]["rows"] = whole["empty"]["rows"]  # none, of any length
     assert same(whole, expected)
     assert all(other["momentum"].numel() == other["history"]["rows"].numel() == 0 for other in others)
@@ -76,13 +76,15 @@ def test_any_number_of_processes_reads_what_any_number_has_written(tmp_path, bef
 
 def test_what_all_processes_have_alike_is_everything_else():
     columns = Columns(Columns.cut(TOTAL, 2), 1, lambda mine, sizes: [mine, mine])
-    found = common(kept.saved(filled(columns, 3), columns))
+    found = without_shards(rule_state.sharded_state_dict(filled(columns, 3), columns))
     assert found["momentum"] is found["history"]["rows"] is found["counts"][4] is None
     assert same({name: found[name] for name in ("weights", "round")}, {"weights": {4: 0.5}, "round": 5})
-    assert isinstance(kept.saved(filled(columns, 3), columns)["pair"], ColumnPart)
+    assert isinstance(rule_state.sharded_state_dict(filled(columns, 3), columns)["pair"], ColumnShard)
 
 
 def test_clients_have_other_numbers_in_what_is_restored():
     columns, rule = Columns.whole(TOTAL), Method()
-    kept.restore(rule, kept.saved(filled(columns, 3), columns), columns, {4: 7, 7: 4, 5: 1})
+    rule_state.load_sharded_state_dict(
+        rule, rule_state.sharded_state_dict(filled(columns, 3), columns), columns, {4: 7, 7: 4, 5: 1}
+    )
     assert (sorted(rule.counts), rule.counts[7].dtype, 1 in rule.history) == ([4, 7], torch.uint8, True)

@@ -75,9 +75,9 @@ def test_who_wrote_longest_ago_leaves():
 def test_what_a_round_did_is_taken_back(happened):
     numbers = PerClient(int)
     numbers[1] = 1
-    settle = numbers.tentatively()
+    commit_or_undo = numbers.transaction()
     numbers[1], numbers[2] = 5, 2
-    settle(happened)
+    commit_or_undo(happened)
     assert dict(numbers) == ({1: 5, 2: 2} if happened else {1: 1})
 
 

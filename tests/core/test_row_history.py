@@ -190,7 +190,7 @@ def test_forgotten_rows_give_their_memory_back():
         history.forget(before=when)
         remember(history, rows_of(5, when), range(5 * when, 5 * when + 5), when)
         assert len(history) == 5
-    assert nbytes(history) == history.planned_nbytes(5, LAYOUT.numel, LAYOUT.num_layers, torch.float64)
+    assert nbytes(history) == history.max_nbytes(5, LAYOUT.numel, LAYOUT.num_layers, torch.float64)
     history.forget(before=9)
     assert history.rounds(history.select()) == [9] * 5
     history.forget(before=10)
@@ -202,7 +202,7 @@ def test_memory_stays_within_the_plan(capacity):
     history = RowHistory(capacity)
     for when in range(12):
         remember(history, rows_of(5, when), [(5 * when + 3 * k) % 30 for k in range(5)], when)
-    assert 0 < nbytes(history) <= history.planned_nbytes(capacity, LAYOUT.numel, LAYOUT.num_layers, torch.float64)
+    assert 0 < nbytes(history) <= history.max_nbytes(capacity, LAYOUT.numel, LAYOUT.num_layers, torch.float64)
     history.clear()
     assert nbytes(history) == 0
     assert len(history) == 0
@@ -215,9 +215,9 @@ def test_planned_rows_never_move_and_files_hold_those_in_use():
         remember(history, rows_of(5, when), range(5 * when, 5 * when + 5), when)
         places.add((history._rows.data_ptr(), history._products.gram.data_ptr()))
         saved = [history.state_dict()[name].untyped_storage().nbytes() for name in ("rows", "gram")]
-        assert sum(saved) == history.planned_nbytes(5 * when + 5, 16, LAYOUT.num_layers, torch.float64)  # 1 to align
+        assert sum(saved) == history.max_nbytes(5 * when + 5, 16, LAYOUT.num_layers, torch.float64)  # 1 to align
     assert len(places) == 1
-    assert nbytes(history) == history.planned_nbytes(20, LAYOUT.numel, LAYOUT.num_layers, torch.float64)
+    assert nbytes(history) == history.max_nbytes(20, LAYOUT.numel, LAYOUT.num_layers, torch.float64)
 
 
 def test_only_some_rows_can_be_remembered():

@@ -170,7 +170,7 @@ class Keeps(ClientRule):
         if self.own.get(work.client_id) is not None:
             return ClientReport()
         model = Snapshot(work.row.cpu(), packed_buffers(work.module, torch.device("cpu")))
-        return ClientReport(kept={"own": plain(model)})
+        return ClientReport(local_state={"own": plain(model)})
 
 
 def test_what_a_client_had_stays_where_a_visit_keeps_nothing(tmp_path):

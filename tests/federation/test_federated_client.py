@@ -302,7 +302,11 @@ REFUSED = {
         message(broadcast={"c": "one"}),
         "broadcast and client_state must be those of ControlVariates: a tensor is needed, found str",
     ),
-    "kept": ({"algorithm": MOON()}, message(4, counted=2), "the memory of another process is gone, what client 1 kept"),
+    "kept": (
+        {"algorithm": MOON()},
+        message(4, counted=2),
+        "the memory of another process is gone, the state of client 1",
+    ),
 }
 
 
@@ -336,6 +340,6 @@ def test_a_folder_that_is_gone_is_named(tmp_path):
     client.train(message(1, counted=0))
     (tmp_path / "client-000001" / "round-000001.pt").unlink()
     with pytest.raises(
-        FileNotFoundError, match=r"round-000001.pt is gone, what client 1 kept of round 1.*counted=None"
+        FileNotFoundError, match=r"round-000001.pt is gone, the state of client 1 after round 1.*counted=None"
     ):
         client.train(message(2, counted=1))

@@ -18,7 +18,7 @@ from support import federated_blobs, fresh, training_only
 
 import fl_lightning as fl
 from fl_lightning.core.model_snapshot import Snapshot
-from fl_lightning.core.storage.files import KeptStates, read_whole, write_whole
+from fl_lightning.core.storage.files import ClientStateStore, read_whole, write_whole
 from fl_lightning.core.storage.per_client import ClientFiles
 from fl_lightning.lightning.checkpoint_io import AtomicCheckpointIO
 
@@ -207,12 +207,12 @@ def test_a_damaged_model_of_a_client_is_named(tmp_path):
 
 
 def test_a_damaged_state_of_a_client_is_named(tmp_path):
-    kept = KeptStates(7, tmp_path)
-    kept.put(3, {"x": torch.ones(100)})
+    store = ClientStateStore(7, tmp_path)
+    store.save(3, {"x": torch.ones(100)})
     (path,) = tmp_path.rglob("*.pt")
     path.write_bytes(path.read_bytes()[:300])
     with pytest.raises(ValueError, match=rf"{path} is damaged, it is cut short: .*counted=None to let client 7 begin"):
-        kept.settle(3)
+        store.restore(3)
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def open_umask():
 
 def test_what_clients_keep_is_for_its_owner_only(tmp_path, open_umask):
     ClientFiles(tmp_path / "new" / "models").keep(7, MODEL, 3)
-    KeptStates(7, tmp_path / "kept").put(3, {"x": torch.ones(3)})
+    ClientStateStore(7, tmp_path / "kept").save(3, {"x": torch.ones(3)})
     AtomicCheckpointIO().save_checkpoint({"x": 1}, tmp_path / "checkpoints" / "a.ckpt")
     modes = {str(p.relative_to(tmp_path)): stat.S_IMODE(p.stat().st_mode) for p in tmp_path.rglob("*")}
     assert modes == {

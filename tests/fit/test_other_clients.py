@@ -12,7 +12,7 @@ from sites import Sites, of
 from support import Classifier, fresh, training_only, weights
 
 import fl_lightning as fl
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.core.storage.per_client import ByClient
 from fl_lightning.core.storage.row_history import RowHistory
 
@@ -38,7 +38,7 @@ def by_name(strategy, states):
     called = dict(enumerate([*states["fit"]["names"], *states["gone"]]))
     found = {}
     for part, rule in (("algorithm", strategy.algorithm), ("client_rule", strategy.client_rule)):
-        for name in kept.declared(rule):
+        for name in rule_state.declared(rule):
             state = states[part].get(name)
             if isinstance(state, dict) and "rows" in state:
                 state = {client: state["rows"][slot] for client, slot, _ in state["clients"].tolist()}
@@ -51,7 +51,7 @@ def by_name(strategy, states):
 
 
 def remembers_clients(rule):
-    return any(isinstance(e.begun(rule), ByClient | RowHistory) for e in kept.declared(rule).values())
+    return any(isinstance(e.initial(rule), ByClient | RowHistory) for e in rule_state.declared(rule).values())
 
 
 REMEMBERING = [name for name, rule in ALGORITHMS.items() if any(map(remembers_clients, (rule(), rule().client_rule())))]

@@ -11,14 +11,14 @@ BY_HAND = """
 import torch
 from algorithm_cohorts import make_cohort
 from fl_lightning import ParamLayout, algorithms as fl
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 
 # Norms 5, 1 and 2: the median is 2, so the first update is cut to 2/5 and two of three fit.
 rule = fl.AdaptiveClip(quantile=0.5, rate=0.3)
 rows = torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, -2.0]])
 step = rule.aggregate(make_cohort(rows, layout=ParamLayout.from_sizes([1, 1]), sizes=torch.ones(3)))
 torch.testing.assert_close(step, torch.tensor([(1.2 + 1.0) / 3, (1.6 - 2.0) / 3]))
-assert abs(kept.state(rule)["bound"] - 2 * torch.exp(torch.tensor(-0.05)).item()) < 1e-6
+assert abs(rule_state.state_dict(rule)["bound"] - 2 * torch.exp(torch.tensor(-0.05)).item()) < 1e-6
 """
 
 

@@ -82,7 +82,7 @@ class PersonalLayers(ClientRule):
         self._received = None
         if not bool(own.isfinite().all()):
             raise ValueError(f"the layers of client {work.client_id} diverged under {self.method}: lower the rate")
-        return ClientReport(kept={"own": plain(Snapshot(own, buffers))})
+        return ClientReport(local_state={"own": plain(Snapshot(own, buffers))})
 
     def _put(self, work: LocalWork, layers: Layers, params: Tensor, buffers: Tensor) -> None:
         put_flat(params, [parameter.data for parameter in layers.of(work.parameters, work.layout)])

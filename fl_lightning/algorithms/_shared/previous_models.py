@@ -37,4 +37,6 @@ class PreviousModels(ClientRule):
     def end_client(self, work: LocalWork) -> ClientReport:
         """Keeps the client's model as it is now."""
         device = torch.device(self.model_device or work.params.device)
-        return ClientReport(kept={"models": plain(Snapshot(work.row.to(device), packed_buffers(work.module, device)))})
+        return ClientReport(
+            local_state={"models": plain(Snapshot(work.row.to(device), packed_buffers(work.module, device)))}
+        )

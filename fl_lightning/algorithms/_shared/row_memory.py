@@ -48,7 +48,7 @@ class RemembersRows(ServerRule):
         cohort, most = federation.cohort_size, self.max_history or clients
         rounds = [each for each in (self.window, federation.rounds) if each is not None]
         rows = min([clients, *(each * (cohort or clients) for each in rounds)])
-        size = RowHistory.planned_nbytes(rows, federation.numel, layers, federation.dtype)
+        size = RowHistory.max_nbytes(rows, federation.numel, layers, federation.dtype)
         if self.max_history is None and rows > (cohort or 0) and size > HISTORY_LIMIT:
             name, fitting = type(self).__name__, _fitting(federation.numel * federation.dtype.itemsize, layers)
             raise ValueError(

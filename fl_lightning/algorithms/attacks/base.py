@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.seeding import derive_seed
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.core.updates import UpdateMatrix
 
 
@@ -51,7 +51,7 @@ class Attack(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        kept.settle_columnwise(cls, "conspire")
+        rule_state.set_columnwise(cls, "conspire")
 
     def change_batch(self, batch: Any) -> Any:
         """What a dishonest client takes for a batch of its training data; the batch itself must not change."""

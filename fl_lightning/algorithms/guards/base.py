@@ -15,7 +15,7 @@ from torch import Tensor
 from fl_lightning.algorithms.records import Reads
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.lightning.fit_description import constructor_arguments
 
@@ -55,7 +55,7 @@ class Verdict:
     bounds: tuple[Tensor, Tensor] | None = None
     scalars: Mapping[str, float] = field(default_factory=dict)
 
-    def kept(self, m: int) -> list[int]:
+    def remaining(self, m: int) -> list[int]:
         """The places of those of ``m`` clients that are not left out."""
         return [place for place in range(m) if place not in self.left_out]
 
@@ -100,7 +100,7 @@ class Guard(ABC):
         super().__init_subclass__(**options)
         if "judge" in vars(cls) and "reads" not in vars(cls):
             cls.reads = "rows"
-        kept.settle_columnwise(cls, "judge")
+        rule_state.set_columnwise(cls, "judge")
 
     @abstractmethod
     def judge(self, cohort: Cohort) -> Verdict:
@@ -132,7 +132,7 @@ class Guard(ABC):
             CannotGuardError: the cohort is too small, or lacks somebody.
         """
         verdict = self.judge(cohort)
-        places = verdict.kept(len(cohort))
+        places = verdict.remaining(len(cohort))
         rows = cohort.updates.rows[places]
         verdict.change(rows, places)
         ask = cohort.losses_at

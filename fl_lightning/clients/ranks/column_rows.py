@@ -14,7 +14,7 @@ from fl_lightning.algorithms.records import Federation
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.core.errors import RankError
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.core.tensors import checksum, empty_rows
 from fl_lightning.core.updates import Columns, UpdateMatrix
 from fl_lightning.lightning.ranks import Pending, Ranks
@@ -204,14 +204,14 @@ class ColumnState:
 
     def hand_out(self, owners: Mapping[int, int]) -> None:
         """Training begins: the copy gets what the clients that train here need."""
-        visiting, columns, rows = self.visiting, self.columns, kept.in_columns(self.server)
-        to_all = kept.state(self.server, "all")
+        visiting, columns, rows = self.visiting, self.columns, rule_state.in_columns(self.server)
+        to_all = rule_state.broadcast(self.server)
         whole = {name: columns.joined(self._placed(part)) for name, part in to_all.items() if name in rows}
-        kept.take(visiting, {**to_all, **whole})
+        rule_state.load_broadcast(visiting, {**to_all, **whole})
         others = [(rank, span) for rank, span in enumerate(columns.spans) if rank != self.ranks.rank]
         sends, receives, mine = list[tuple[Tensor, int]](), list[tuple[Tensor, int]](), dict[int, dict[str, object]]()
         for client, owner in owners.items():
-            state = kept.for_one(self.server, client)
+            state = rule_state.client_state(self.server, client)
             parts = {name: self._placed(value) for name, value in state.items() if name in rows}
             if owner == self.ranks.rank:
                 whole = {name: part.new_empty(columns.total) for name, part in parts.items()}
@@ -223,8 +223,8 @@ class ColumnState:
                 sends += [(part, owner) for part in parts.values()]
         self.ranks.transfer(sends, receives).wait()
         for client, values in mine.items():
-            kept.take_own(visiting, client, values)
+            rule_state.load_client_state(visiting, client, values)
         visiting.begin_fit(self.federation)
 
     def _placed(self, part: Tensor) -> Tensor:
-        return kept.part_of(self.server, self.columns, part).values.to(self.federation.device).contiguous()
+        return rule_state.shard_of(self.server, self.columns, part).values.to(self.federation.device).contiguous()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What methods keep from round to round: declarations (``declared``), what follows from them (``kept``), and files.
+"""The state of methods from round to round: what they declare, what follows from it (``rule_state``), and files.
 
 Uses the rest of ``core``, ``ops`` and ``arguments``.
 """

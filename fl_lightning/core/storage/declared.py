@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a method keeps from round to round, declared once on its class, as a module says which buffers it has.
+"""The state of a method from round to round, declared once on its class, as a module says which buffers it has.
 
 A class body says::
 
@@ -10,8 +10,8 @@ A class body says::
 ``self.c`` is then a tensor, ``None`` until it is set, and ``self.c_i`` a dictionary by client id. Both are as long as
 the model's parameters; a tensor of another shape begins as one, as in ``server_state(torch.zeros(0))``. A declaration
 is a descriptor: the value lies in ``vars(self)`` and begins anew where nobody has set it. The rest follows from it in
-:mod:`fl_lightning.core.storage.kept`: what checkpoints hold and clients get, what several processes share, how many
-bytes a fit takes, and how a round is taken back: rounds replace what is kept and never write into it.
+:mod:`fl_lightning.core.storage.rule_state`: what checkpoints hold and clients get, what several processes share, how
+many bytes a fit takes, and how a round is taken back: rounds replace state and never write into it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KINDS = (int, float, bool, Tensor)
 
 
 class Extent(NamedTuple):
-    """How large what is kept can get."""
+    """How large a state can get."""
 
     clients: int  # registered ones
     cohort: int  # clients per round
@@ -45,13 +45,13 @@ class Extent(NamedTuple):
 
 
 class Declared(ABC, Generic[T]):
-    """One thing that a method keeps."""
+    """One attribute of a method that is part of its state."""
 
     name: str = ""  # of the attribute
     kind: type = object  # of the value, or of one client's
     in_columns: bool = False  # it has a number per column
     sent: Literal["all", "owner"] | None = None  # by the server, to whom
-    at_client: bool = False  # clients keep it
+    at_client: bool = False  # it lies at clients
     files: str | None = None  # the attribute of the rule that says in which directory it lies
     placement: tuple[str, ...] = ()  # attributes of the rule that say where it lies, and change no result
 
@@ -59,7 +59,7 @@ class Declared(ABC, Generic[T]):
         self.name = name
 
     @abstractmethod
-    def begun(self, rule: object) -> T:
+    def initial(self, rule: object) -> T:
         """The value before the first round."""
 
     @abstractmethod
@@ -79,10 +79,10 @@ class Declared(ABC, Generic[T]):
         return change(state) if self.in_columns else state
 
     @abstractmethod
-    def tentatively(self, rule: object) -> Callable[[bool], None]:
+    def transaction(self, rule: object) -> Callable[[bool], None]:
         """A round begins; what is returned is called when it is known whether it counts."""
 
-    def planned(self, rule: object, extent: Extent) -> int:
+    def max_nbytes(self, rule: object, extent: Extent) -> int:
         """Bytes that it will hold at most; 0 if they do not matter."""
         return 0
 
@@ -95,7 +95,7 @@ class Declared(ABC, Generic[T]):
             return self
         held = vars(rule)
         if self.name not in held:
-            held[self.name] = self.begun(rule)
+            held[self.name] = self.initial(rule)
         return cast(T, held[self.name])
 
 
@@ -110,7 +110,7 @@ class _ServerState(Declared[T]):
         self._start = None if isinstance(start, type) else start
         self.in_columns, self.sent, self._wide, self._ids = start is Tensor, sent, wide, ids
 
-    def begun(self, rule: object) -> T:
+    def initial(self, rule: object) -> T:
         return cast(T, self._start)
 
     def state(self, value: T) -> Any:
@@ -122,11 +122,11 @@ class _ServerState(Declared[T]):
     def renumbered(self, state: Any, ids: Mapping[int, int]) -> Any:
         return with_ids(state, ids) if self._ids else state
 
-    def tentatively(self, rule: object) -> Callable[[bool], None]:
+    def transaction(self, rule: object) -> Callable[[bool], None]:
         before = self.__get__(rule, type(rule))
         return lambda happened: None if happened else setattr(rule, self.name, before)
 
-    def planned(self, rule: object, extent: Extent) -> int:
+    def max_nbytes(self, rule: object, extent: Extent) -> int:
         dtype = torch.promote_types(extent.dtype, torch.float32) if self._wide else extent.dtype
         return extent.columns * dtype.itemsize if self.in_columns else 0
 
@@ -141,15 +141,15 @@ class _Object(Declared[Held]):
         return value.state_dict()
 
     def loaded(self, rule: object, state: Any) -> Held:
-        value = self.begun(rule)
+        value = self.initial(rule)
         value.load_state_dict(state)
         return value
 
     def renumbered(self, state: Any, ids: Mapping[int, int]) -> Any:
         return renumbered(state, ids)
 
-    def tentatively(self, rule: object) -> Callable[[bool], None]:
-        return self.__get__(rule, type(rule)).tentatively()
+    def transaction(self, rule: object) -> Callable[[bool], None]:
+        return self.__get__(rule, type(rule)).transaction()
 
 
 class _PerClient(_Object[PerClient[T]]):
@@ -160,13 +160,13 @@ class _PerClient(_Object[PerClient[T]]):
         self.in_columns, self.sent = kind is Tensor, sent
         self.placement = () if device is None else (device,)
 
-    def begun(self, rule: object) -> PerClient[T]:
+    def initial(self, rule: object) -> PerClient[T]:
         return PerClient(self.kind, named(rule, self._device))
 
     def by_column(self, state: Any, change: Callable[[Any], Any]) -> Any:
         return {client: change(value) for client, value in state.items()} if self.in_columns else state
 
-    def planned(self, rule: object, extent: Extent) -> int:
+    def max_nbytes(self, rule: object, extent: Extent) -> int:
         return extent.clients * extent.columns * (self._dtype or extent.dtype).itemsize if self.in_columns else 0
 
 
@@ -177,7 +177,7 @@ class _AtClients(_Object[ByClient[Snapshot]]):
         self._device, self._capacity, self.files, self._size = device, capacity, files, size
         self.placement = tuple(name for name in (device, files) if name is not None)
 
-    def begun(self, rule: object) -> ByClient[Snapshot]:
+    def initial(self, rule: object) -> ByClient[Snapshot]:
         if (directory := named(rule, self.files)) is not None:
             return ClientFiles(directory)
         return PerClient(Snapshot, named(rule, self._device), named(rule, self._capacity))
@@ -189,7 +189,7 @@ class _AtClients(_Object[ByClient[Snapshot]]):
             raise ValueError(f"the checkpoint has the personal models {there}")
         return super().loaded(rule, state)
 
-    def planned(self, rule: object, extent: Extent) -> int:
+    def max_nbytes(self, rule: object, extent: Extent) -> int:
         in_files = named(rule, self.files) is not None
         held = 0 if in_files else min(extent.clients, named(rule, self._capacity) or extent.clients)
         return (held + extent.cohort) * (named(rule, self._size) or extent.model)
@@ -201,15 +201,15 @@ class _Rows(_Object[RowHistory]):
     def __init__(self, capacity: str, planned: str, device: str) -> None:
         self._capacity, self._planned, self._device, self.placement = capacity, planned, device, (device,)
 
-    def begun(self, rule: object) -> RowHistory:
+    def initial(self, rule: object) -> RowHistory:
         return RowHistory(named(rule, self._capacity), named(rule, self._device))
 
     def by_column(self, state: Any, change: Callable[[Any], Any]) -> Any:
         return {**state, "rows": change(state["rows"])}
 
-    def planned(self, rule: object, extent: Extent) -> int:
+    def max_nbytes(self, rule: object, extent: Extent) -> int:
         rows = named(rule, self._planned)
-        return RowHistory.planned_nbytes(rows, extent.columns, extent.layers, extent.dtype) if rows else 0
+        return RowHistory.max_nbytes(rows, extent.columns, extent.layers, extent.dtype) if rows else 0
 
 
 @overload
@@ -224,7 +224,7 @@ def server_state(
 def server_state(
     start: Any, *, sent: Literal["all"] | None = None, wide: bool = False, ids: bool = False
 ) -> Declared[Any]:
-    """Declares one value that the server keeps: a number, a tuple of numbers, or a tensor.
+    """Declares one value at the server: a number, a tuple of numbers, or a tensor.
 
     Args:
         start: the value before the first round, or its type, and the value is then ``None``. Of type ``Tensor`` it has
@@ -254,7 +254,7 @@ def per_client(
     device: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Declared[PerClient[T]]:
-    """Declares what the server keeps by client id: a :class:`PerClient`.
+    """Declares what the server has by client id: a :class:`PerClient`.
 
     Args:
         kind: type of one client's value: ``int``, ``float``, ``bool`` or :class:`Tensor`, with a number per parameter
@@ -272,14 +272,14 @@ def per_client(
 def at_clients(
     *, device: str | None = None, capacity: str | None = None, files: str | None = None, size: str | None = None
 ) -> Declared[ByClient[Snapshot]]:
-    """Declares a model, or a part of one, that every client keeps to itself: a :class:`Snapshot` by client id.
+    """Declares a model, or a part of one, that stays at its client: a :class:`Snapshot` by client id.
 
-    A client's report brings it, as ``ClientReport(kept={name: plain(snapshot)})``, and it takes the place of what the
-    client had if the report enters the step. The server of a real federation never sees it.
+    A client's report brings it, as ``ClientReport(local_state={name: plain(snapshot)})``, and it takes the place of
+    what the client had if the report enters the step. The server of a real federation never sees it.
 
     Args:
         device: the rule's attribute that says where models live.
-        capacity: that says of how many clients models are kept.
+        capacity: that says of how many clients there are models.
         files: that says in which directory they lie.
         size: that says how many bytes one takes, for the memory plan; ``None``: as many as the module's.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are there as a whole or not at all and say when they are damaged; what a client keeps of its visits."""
+"""Files that are there as a whole or not at all and say when they are damaged; the state of a client between visits."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def _flush_names(folder: Path) -> None:
             os.close(handle)
 
 
-class KeptStates:
-    """One state per visit of a client: in files ``<folder>/client-<id>/round-<when>.pt``, or in memory.
+class ClientStateStore:
+    """One state per visit of a client, in files ``<folder>/client-<id>/round-<when>.pt``, or in memory.
 
     A client hears with the next order which of its visits was the last that counted. The state of that visit is then
     its own, and the states of all others are deleted. At most two states are held at a time: of the last visit that
@@ -139,7 +139,7 @@ class KeptStates:
         self._client_id, self._folder = client_id, None if folder is None else Path(folder)
         self._held: dict[int, dict[str, Any]] = {}
 
-    def settle(self, counted: int | None) -> dict[str, Any] | None:
+    def restore(self, counted: int | None) -> dict[str, Any] | None:
         """The state after the visit in round ``counted``, the last that counted, if any; all others are deleted."""
         if self._folder is not None:
             for unfinished in self._path(0).parent.glob("*.part"):  # of a process that was killed
@@ -154,7 +154,7 @@ class KeptStates:
         if counted not in self._rounds():
             place = "the memory of another process" if self._folder is None else str(self._path(counted))
             raise FileNotFoundError(
-                f"{place} is gone, what client {self._client_id} kept of round {counted}, the last that "
+                f"{place} is gone, the state of client {self._client_id} after round {counted}, the last that "
                 "counted for it: give it its folder back, or send counted=None to let it begin anew"
             )
         if self._folder is None:
@@ -167,7 +167,7 @@ class KeptStates:
         )
         return state
 
-    def put(self, when: int, state: dict[str, Any]) -> None:
+    def save(self, when: int, state: dict[str, Any]) -> None:
         """Takes the state after the visit in round ``when``, complete."""
         if self._folder is None:
             self._held[when] = state

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What methods keep by client id from round to round: dictionaries in memory, and models in files."""
+"""State by client id: dictionaries in memory, and models in files."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ T = TypeVar("T")
 
 
 class ByClient(Mapping[int, T]):
-    """What a method keeps by client id, wherever it lies."""
+    """State by client id, wherever it lies."""
 
     @abstractmethod
     def keep(self, client_id: int, value: T, when: int) -> None:
         """Replaces what the client has by ``value``, of round ``when``."""
 
     @abstractmethod
-    def tentatively(self) -> Callable[[bool], None]:
+    def transaction(self) -> Callable[[bool], None]:
         """A round begins; what is returned is called with whether it counts, and takes changes back if not."""
 
-    def among(self, clients: int) -> None:
-        """So many clients are registered: what others had, who may come back, is kept and not shown."""
+    def set_num_clients(self, clients: int) -> None:
+        """So many clients are registered; what others had, who may come back, is not shown."""
 
     @abstractmethod
     def state_dict(self) -> dict[Any, Any]:
@@ -92,18 +92,18 @@ class PerClient(ByClient[T], MutableMapping[int, T], Generic[T]):
         """Replaces the numbers of some clients by ``[m]`` others."""
         self.update(zip(clients, numbers.tolist(), strict=True))
 
-    def tentatively(self) -> Callable[[bool], None]:
-        """See :meth:`ByClient.tentatively`."""
+    def transaction(self) -> Callable[[bool], None]:
+        """See :meth:`ByClient.transaction`."""
         before = dict(self._held)
 
-        def settle(happened: bool) -> None:
+        def commit_or_undo(happened: bool) -> None:
             if not happened:
                 self._held = before
 
-        return settle
+        return commit_or_undo
 
-    def among(self, clients: int) -> None:
-        """See :meth:`ByClient.among`."""
+    def set_num_clients(self, clients: int) -> None:
+        """See :meth:`ByClient.set_num_clients`."""
         everybody = self._gone | self._held
         self._held = {client: value for client, value in everybody.items() if client < clients}
         self._gone = {client: value for client, value in everybody.items() if client >= clients}
@@ -215,7 +215,7 @@ class ClientFiles(ByClient[Snapshot]):
         if before is not None:
             self._remove({(client_id, before[0])})
 
-    def tentatively(self) -> Callable[[bool], None]:
+    def transaction(self) -> Callable[[bool], None]:
         """Nothing: reports bring models once their round has happened."""
         return lambda happened: None
 
@@ -253,9 +253,9 @@ class ClientFiles(ByClient[Snapshot]):
 
     def _remove(self, entries: AbstractSet[tuple[int, int]]) -> None:
         """Deletes files that nothing refers to any more."""
-        kept = {entry for state in self._referred for entry in state.items()}
-        kept |= {(client, when) for client, (when, _) in self._newest.items()}
-        for client, when in entries - kept:
+        referred = {entry for state in self._referred for entry in state.items()}
+        referred |= {(client, when) for client, (when, _) in self._newest.items()}
+        for client, when in entries - referred:
             self._path(client, when).unlink(missing_ok=True)
 
 

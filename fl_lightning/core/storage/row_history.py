@@ -98,7 +98,7 @@ class _Fresh(NamedTuple):
 class RowHistory:
     """The last update of each client, and the inner products among the remembered ones.
 
-    Products are kept per layer; what :meth:`joint_gram` has computed is reused when the new rows are remembered, so a
+    Products lie there per layer; what :meth:`joint_gram` has computed is reused when the new rows are remembered, so a
     round computes products of new rows only. A product that no round has needed yet is NaN inside and computed on
     demand. The first row makes room for ``planned``, of which a CPU's memory holds what is written; beyond them storage
     grows by half, and the old one and the new one exist at once. It never exceeds ``capacity`` rows: those of the
@@ -130,7 +130,7 @@ class RowHistory:
         return client_id in self._entries
 
     @staticmethod
-    def planned_nbytes(rows: int, columns: int, layers: int, dtype: torch.dtype) -> int:
+    def max_nbytes(rows: int, columns: int, layers: int, dtype: torch.dtype) -> int:
         """Bytes that storage for ``rows`` rows of so many columns takes, products per layer included."""
         return rows * columns * dtype.itemsize + layers * rows * rows * 8
 
@@ -200,17 +200,17 @@ class RowHistory:
         if self._waiting is not None:
             self._waiting.append(partial(self.remember, updates, clients, when, scales))
             return
-        kept = dict(list(clients.items())[: self.capacity])
-        if not kept:
+        retained = dict(list(clients.items())[: self.capacity])
+        if not retained:
             return
         fresh = self._fresh if self._fresh is not None and self._fresh.updates is updates else None
         self._fresh = None
         if self._rows.numel():
             self._check(updates)
-        slots, where = self._assign(list(kept.values()), updates), torch.tensor(list(kept))
+        slots, where = self._assign(list(retained.values()), updates), torch.tensor(list(retained))
         rows = updates.rows if fresh is None else fresh.rows
         factors = torch.as_tensor(scales, dtype=torch.float64).expand(len(updates)).tolist()
-        for slot, (position, client) in zip(slots.tolist(), kept.items(), strict=True):
+        for slot, (position, client) in zip(slots.tolist(), retained.items(), strict=True):
             self._rows[slot].copy_(rows[position])
             self._entries[client] = _Entry(slot, when, factors[position])
         self._products.clear(slots)
@@ -227,16 +227,16 @@ class RowHistory:
             return
         self._entries = {i: e for i, e in self._entries.items() if e.round >= before}
 
-    def tentatively(self) -> Callable[[bool], None]:
+    def transaction(self) -> Callable[[bool], None]:
         """Rows are too large to copy: changes from now on wait until what is returned says whether they count."""
         self._waiting = []
 
-        def settle(happened: bool) -> None:
+        def commit_or_undo(happened: bool) -> None:
             waiting, self._waiting = self._waiting or [], None
             for change in waiting if happened else []:
                 change()
 
-        return settle
+        return commit_or_undo
 
     def state_dict(self) -> dict[str, Any]:
         """Rows, products and their bookkeeping; the rows share memory with the history."""

@@ -14,7 +14,7 @@ from fl_lightning.algorithms.base import ClientRule, overrides
 from fl_lightning.core.layout import LayerSpec, ParamLayout, layout_difference, layout_fingerprint, names_in
 from fl_lightning.core.model_snapshot import ModelPart, Snapshot, standing_in
 from fl_lightning.core.modules import trained_parameters
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.core.storage.per_client import renumbering
 from fl_lightning.lightning.names import Trainer, TrainerFn, rank_zero_warn
 
@@ -46,8 +46,8 @@ def personal_evaluation(
     else:
         try:
             trained = _laid_out(fit, trainer.lightning_module, layers)
-            own = kept.renumbered(rule, state["client_rule"], renumbering(state, names)[0])
-            return PersonalEvaluation(trainer, kept.at(rule, own).personal_model, layers, trained)
+            own = rule_state.renumbered(rule, state["client_rule"], renumbering(state, names)[0])
+            return PersonalEvaluation(trainer, rule_state.copy_with(rule, own).personal_model, layers, trained)
         except (FileNotFoundError, ValueError) as error:
             reason = str(error)
     rank_zero_warn(f"personal models are not evaluated with the checkpoint {trainer.ckpt_path}: {reason}")

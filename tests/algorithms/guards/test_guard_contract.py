@@ -9,7 +9,7 @@ from guard_cohorts import crowd
 
 from fl_lightning import guards
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 
 GUARDS = {
     "NormClipping": lambda: guards.NormClipping(5.0),
@@ -58,7 +58,7 @@ def test_how_many_reports_it_needs_and_how_many_it_leaves(name):
             with pytest.raises(guards.CannotGuardError):
                 guard.judge(cohort)
         else:
-            assert len(guard.judge(cohort).kept(m)) == guard.most_left(m)
+            assert len(guard.judge(cohort).remaining(m)) == guard.most_left(m)
 
 
 @every_guard
@@ -114,13 +114,13 @@ def test_rows_of_zeros_pass(name):
 @every_guard
 def test_state_survives_a_checkpoint_and_a_fresh_fit_forgets_it(name):
     guard, cohorts = GUARDS[name](), rounds()
-    assert not kept.state(guard) or name in STATEFUL
+    assert not rule_state.state_dict(guard) or name in STATEFUL
     first = GUARDS[name]().judge(cohorts[2])
     walk(guard, cohorts[:2])
     other = GUARDS[name]()
-    kept.load(other, kept.state(guard))
+    rule_state.load_state_dict(other, rule_state.state_dict(guard))
     assert torch.equal(other.guarded(cohorts[2]).updates.rows, guard.guarded(cohorts[2]).updates.rows)
-    kept.reset(guard)
+    rule_state.reset(guard)
     assert str(guard.judge(cohorts[2])) == str(first)
 
 
@@ -134,13 +134,13 @@ def test_shares_of_the_columns_give_the_same_bits(name):
     def work(columns):
         own = GUARDS[name]()
         found = walk(own, [shared(cohort, columns) for cohort in cohorts])
-        return found, kept.saved(own, columns)
+        return found, rule_state.sharded_state_dict(own, columns)
 
     parts = in_shares(LAYOUT.numel, 3, work)
     for when, expected in enumerate(whole):
         assert all(found[when].client_ids == expected.client_ids for found, _ in parts)
         assert same(torch.cat([found[when].updates.rows for found, _ in parts], 1), expected.updates.rows)
-    assert same(joined([state for _, state in parts]), kept.state(guard))
+    assert same(joined([state for _, state in parts]), rule_state.state_dict(guard))
 
 
 @every_guard

@@ -25,13 +25,13 @@ def test_scores_and_choice_are_the_papers(m, f):
     cohort = crowd(m, seed=m)
     expected = paper_scores(cohort.updates.rows, f)
     order = sorted(range(m), key=expected.__getitem__)
-    assert guards.Krum(f).judge(cohort).kept(m) == [order[0]]
-    assert guards.MultiKrum(f).judge(cohort).kept(m) == sorted(order[: m - f])
-    assert guards.MultiKrum(f, keep=2).judge(cohort).kept(m) == sorted(order[:2])
+    assert guards.Krum(f).judge(cohort).remaining(m) == [order[0]]
+    assert guards.MultiKrum(f).judge(cohort).remaining(m) == sorted(order[: m - f])
+    assert guards.MultiKrum(f, keep=2).judge(cohort).remaining(m) == sorted(order[:2])
 
 
 def test_equal_scores_leave_the_lowest_id_in_any_order():
-    assert guards.Krum(1).judge(make_cohort(torch.ones(6, 92))).kept(6) == [0]
+    assert guards.Krum(1).judge(make_cohort(torch.ones(6, 92))).remaining(6) == [0]
     assert guards.Krum(1).guarded(make_cohort(torch.ones(6, 92), ids=[5, 3, 4, 1, 2, 9])).client_ids == (1,)
     rows = random_rows(3, 0)  # one neighbour counts, so the two nearest rows have the same score
     expected = paper_scores(rows, 0)

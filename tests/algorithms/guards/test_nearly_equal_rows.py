@@ -8,7 +8,7 @@ from test_robust_means import paper_choice, paper_scores
 
 from fl_lightning import guards
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 
 LAYOUT = ParamLayout.from_sizes((20_000, 13, 4_987))
 M = 11
@@ -39,9 +39,9 @@ def test_distances_and_choices(dtype, spread, far):
     torch.testing.assert_close(cohort.updates.squared_distances(), exact, rtol=1e-12, atol=0)
     scores = paper_scores(rows, 2)
     order = sorted(range(M), key=scores.__getitem__)
-    assert guards.Krum(2).judge(cohort).kept(M) == order[:1]
-    assert guards.MultiKrum(2).judge(cohort).kept(M) == sorted(order[: M - 2])
-    assert guards.Bulyan(2).judge(cohort).kept(M) == sorted(paper_choice(rows, 2))
+    assert guards.Krum(2).judge(cohort).remaining(M) == order[:1]
+    assert guards.MultiKrum(2).judge(cohort).remaining(M) == sorted(order[: M - 2])
+    assert guards.Bulyan(2).judge(cohort).remaining(M) == sorted(paper_choice(rows, 2))
 
 
 @every_case
@@ -66,10 +66,10 @@ def test_radius_of_centred_clipping(dtype, spread):
     v = v.to(dtype).double()
     lengths = (rows - v).norm(dim=1)
     guard = guards.CentredClipping(float(lengths.mean()))
-    kept.load(guard, {"center": v.to(dtype)})
-    settle = kept.tentatively(guard)
+    rule_state.load_state_dict(guard, {"center": v.to(dtype)})
+    commit_or_undo = rule_state.transaction(guard)
     found = guard.judge(cohort)
-    settle(False)
+    commit_or_undo(False)
     expected = torch.where(lengths > guard.radius, guard.radius / lengths, 1.0)
     torch.testing.assert_close(found.scale, expected, rtol=1e-10, atol=0)
     apart = (guard.guarded(cohort).updates.rows.double() - v).norm(dim=1)

@@ -9,7 +9,7 @@ from algorithm_cohorts import make_cohort, random_rows
 from guard_cohorts import crowd
 
 from fl_lightning import guards
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 
 
 def test_long_rows_are_cut_and_short_ones_keep_their_bits():
@@ -48,17 +48,17 @@ def test_updates_of_zeros_do_not_take_the_others_away():
 
 def test_the_bound_moves_only_with_rounds_that_happen():
     guard = guards.AdaptiveNormClipping()
-    settle = kept.tentatively(guard)
+    commit_or_undo = rule_state.transaction(guard)
     guard.judge(crowd())
     assert guard.bound > 0
-    settle(False)
-    assert kept.state(guard) == {"bound": 0.0}
+    commit_or_undo(False)
+    assert rule_state.state_dict(guard) == {"bound": 0.0}
     guard.judge(crowd())
-    before = kept.state(guard)
+    before = rule_state.state_dict(guard)
     guard.judge(make_cohort(torch.zeros(3, 92)))
-    assert kept.state(guard) == before != {"bound": 0.0}
+    assert rule_state.state_dict(guard) == before != {"bound": 0.0}
     other = guards.AdaptiveNormClipping()
-    kept.load(other, before)
+    rule_state.load_state_dict(other, before)
     assert other.judge(crowd(seed=2)).scalars == guard.judge(crowd(seed=2)).scalars
-    kept.reset(guard)
-    assert kept.state(guard) == {"bound": 0.0}
+    rule_state.reset(guard)
+    assert rule_state.state_dict(guard) == {"bound": 0.0}

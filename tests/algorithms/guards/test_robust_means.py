@@ -9,7 +9,7 @@ from guard_cohorts import crowd
 from test_krum import paper_scores
 
 from fl_lightning import algorithms, guards
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 
 UNIFORM = algorithms.FedAvg("uniform")
 
@@ -132,15 +132,15 @@ def test_a_row_far_beyond_the_radius_goes_to_the_edge_of_the_ball(dtype, factor)
 
 def test_a_round_that_does_not_happen_moves_no_centre():
     guard = guards.CentredClipping(1.0)
-    settle = kept.tentatively(guard)
+    commit_or_undo = rule_state.transaction(guard)
     guard.judge(crowd())
-    settle(False)
+    commit_or_undo(False)
     assert guard.center is None
     guard.judge(crowd())
-    before, settle = guard.center.clone(), kept.tentatively(guard)
+    before, commit_or_undo = guard.center.clone(), rule_state.transaction(guard)
     guard.judge(crowd(seed=3))
     assert not torch.equal(guard.center, before)
-    settle(False)
+    commit_or_undo(False)
     assert torch.equal(guard.center, before)
 
 

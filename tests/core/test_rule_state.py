@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Snapshot
-from fl_lightning.core.storage import kept
+from fl_lightning.core.storage import rule_state
 from fl_lightning.core.storage.declared import Extent, at_clients, per_client, row_history, server_state
 from fl_lightning.core.storage.row_history import RowHistory
 from fl_lightning.core.updates import UpdateMatrix
@@ -54,7 +54,7 @@ def filled(rule):
     rule.rounds, rule.c = 8, torch.ones(4)
     rule.c_i[5], rule.weights[5], rule.weights[2] = torch.full((4,), 2.0), 0.5, 0.25
     if isinstance(rule, Method):
-        kept.keep(rule, 5, {"own": vars(snapshot(1)), "last": vars(snapshot(2))}, when=3)
+        rule_state.set_local_state(rule, 5, {"own": vars(snapshot(1)), "last": vars(snapshot(2))}, when=3)
         rule.history.remember(rows(0), {0: 5, 1: 6}, 3)
     return rule
 
@@ -70,7 +70,7 @@ def test_values_begin_anew_in_every_object():
     assert (one.rounds, one.c, dict(one.weights), len(one.history)) == (3, None, {}, 0)
     filled(one)
     assert (two.rounds, two.c, dict(two.weights), len(two.history)) == (3, None, {}, 0)
-    assert list(kept.declared(one)) == ["rounds", "c", "mean", "c_i", "weights", "own", "last", "history"]
+    assert list(rule_state.declared(one)) == ["rounds", "c", "mean", "c_i", "weights", "own", "last", "history"]
     assert Method.c.name == "c"
     with pytest.raises(AttributeError, match="weights cannot be replaced: change what it holds"):
         one.weights = {}
@@ -80,45 +80,45 @@ def test_a_class_can_do_without_what_its_base_class_keeps():
     class Less(Base):
         rounds = 7
 
-    assert "rounds" not in kept.declared(Less())
-    assert "rounds" not in kept.state(Less())
+    assert "rounds" not in rule_state.declared(Less())
+    assert "rounds" not in rule_state.state_dict(Less())
 
 
 @pytest.mark.parametrize("in_files", [False, True])
 def test_a_checkpoint_holds_all_of_it_and_a_reset_forgets_all(in_files, tmp_path):
     directory = str(tmp_path) if in_files else None
     rule = filled(Method(directory))
-    state = kept.state(rule)
+    state = rule_state.state_dict(rule)
     assert "mean" not in state, "there is none"
     assert plainly(state["weights"]) == {5: 0.5, 2: 0.25}
     other = Method(directory)
     other.mean = torch.ones(4)
-    kept.load(other, reload(state))
-    assert plainly(kept.state(other)) == plainly(state)
+    rule_state.load_state_dict(other, reload(state))
+    assert plainly(rule_state.state_dict(other)) == plainly(state)
     assert other.mean is None, "what a state lacks begins anew"
     assert other.own[5].params.tolist() == [1.0] * 3
     state["c"].zero_()
     state["c_i"][5].zero_()
     assert other.c.tolist() == [1.0] * 4, "loaded tensors are copies"
     assert other.c_i[5].tolist() == [2.0] * 4
-    kept.reset(rule)
-    assert plainly(kept.state(rule)) == plainly(kept.state(Method(directory)))
-    with pytest.raises(ValueError, match=r"Method keeps \['rounds', .*\] here, found \['momentum'\]"):
-        kept.load(other, {"momentum": 1})
+    rule_state.reset(rule)
+    assert plainly(rule_state.state_dict(rule)) == plainly(rule_state.state_dict(Method(directory)))
+    with pytest.raises(ValueError, match=r"Method declares \['rounds', .*\] here, found \['momentum'\]"):
+        rule_state.load_state_dict(other, {"momentum": 1})
     assert other.rounds == 8, "a state that is refused leaves the rule as it was"
     elsewhere = Method(None if in_files else str(tmp_path))
     with pytest.raises(ValueError, match=r"the checkpoint has the personal models .*directory"):
-        kept.load(elsewhere, state)
+        rule_state.load_state_dict(elsewhere, state)
     assert elsewhere.rounds == 3, "a state that is refused leaves the rule as it was"
 
 
 @pytest.mark.parametrize("in_files", [False, True])
 def test_a_copy_of_another_time_leaves_the_rule_as_it_is(in_files, tmp_path):
     rule = filled(Method(str(tmp_path) if in_files else None))
-    state = reload(kept.state(rule))
-    kept.keep(rule, 5, {"own": vars(snapshot(7))}, when=4)
+    state = reload(rule_state.state_dict(rule))
+    rule_state.set_local_state(rule, 5, {"own": vars(snapshot(7))}, when=4)
     rule.rounds = 9
-    before = kept.at(rule, state)
+    before = rule_state.copy_with(rule, state)
     assert (before.rounds, before.own[5].params[0], before.own.get(4)) == (8, 1.0, None)
     assert (rule.rounds, rule.own[5].params[0]) == (9, 7.0)
 
@@ -126,8 +126,8 @@ def test_a_copy_of_another_time_leaves_the_rule_as_it_is(in_files, tmp_path):
 @pytest.mark.parametrize("happened", [False, True])
 def test_a_round_that_does_not_count_is_taken_back(happened):
     one, two = filled(Method()), filled(Base())
-    before = plainly([kept.state(one), kept.state(two)][0]), plainly(kept.state(two))
-    settle = kept.tentatively(one, two)
+    before = plainly([rule_state.state_dict(one), rule_state.state_dict(two)][0]), plainly(rule_state.state_dict(two))
+    commit_or_undo = rule_state.transaction(one, two)
     for rule in (one, two):
         rule.rounds, rule.c, rule.mean = 1, rule.c + 1, torch.zeros(4)
         rule.c_i[5], rule.c_i[9] = rule.c_i[5] + 1, torch.zeros(4)
@@ -135,8 +135,8 @@ def test_a_round_that_does_not_count_is_taken_back(happened):
     one.history.forget(before=4)
     one.history.remember(rows(1), {0: 8}, 4)
     assert one.history.select() == [5, 6], "rows wait for the round's end"
-    settle(happened)
-    assert ((plainly(kept.state(one)), plainly(kept.state(two))) == before) != happened
+    commit_or_undo(happened)
+    assert ((plainly(rule_state.state_dict(one)), plainly(rule_state.state_dict(two))) == before) != happened
     assert one.history.select() == ([8] if happened else [5, 6])
     one.history.remember(rows(2), {0: 3}, 5)
     assert 3 in one.history, "and for no longer"
@@ -144,42 +144,42 @@ def test_a_round_that_does_not_count_is_taken_back(happened):
 
 def test_what_goes_to_clients_and_what_they_keep():
     server, client = filled(Method()), filled(Method())
-    assert kept.state(server, "all").keys() == {"c"}
-    assert plainly(kept.for_one(server, 5)) == {"c_i": [2.0] * 4}
-    assert kept.for_one(server, 4) == {}
-    kept.take(client, kept.state(server, "all"))
+    assert rule_state.broadcast(server).keys() == {"c"}
+    assert plainly(rule_state.client_state(server, 5)) == {"c_i": [2.0] * 4}
+    assert rule_state.client_state(server, 4) == {}
+    rule_state.load_broadcast(client, rule_state.broadcast(server))
     assert (client.rounds, dict(client.c_i), client.c.tolist()) == (3, {}, [1.0] * 4)
-    kept.take_own(client, 5, sent := kept.for_one(server, 5))
+    rule_state.load_client_state(client, 5, sent := rule_state.client_state(server, 5))
     sent["c_i"].zero_()
     assert client.c_i[5].tolist() == [2.0] * 4, "what was sent is copied"
     for take, names in (
-        (lambda: kept.take(client, {"rounds": 1}), "'c'"),
-        (lambda: kept.take_own(client, 5, {"c": torch.ones(4)}), "'c_i'"),
-        (lambda: kept.keep(client, 5, {"c_i": torch.ones(4)}, 0), "'own', 'last'"),
+        (lambda: rule_state.load_broadcast(client, {"rounds": 1}), "'c'"),
+        (lambda: rule_state.load_client_state(client, 5, {"c": torch.ones(4)}), "'c_i'"),
+        (lambda: rule_state.set_local_state(client, 5, {"c_i": torch.ones(4)}, 0), "'own', 'last'"),
     ):
-        with pytest.raises(ValueError, match=rf"Method keeps \[{names}\] here, found"):
+        with pytest.raises(ValueError, match=rf"Method declares \[{names}\] here, found"):
             take()
     with pytest.raises(TypeError, match="a tensor is needed, found str"):
-        kept.take(client, {"c": "one"})
-    assert kept.at_clients(client)
-    assert not kept.at_clients(Base())
+        rule_state.load_broadcast(client, {"c": "one"})
+    assert rule_state.has_local_state(client)
+    assert not rule_state.has_local_state(Base())
 
 
 def test_columns_places_and_bytes(tmp_path):
     rule = Method()
-    assert kept.in_columns(rule) == ["c", "mean", "c_i", "history"]
-    assert kept.placement(Base()) == {"control_device"}
-    assert kept.placement(rule, Base()) == {
+    assert rule_state.in_columns(rule) == ["c", "mean", "c_i", "history"]
+    assert rule_state.placement(Base()) == {"control_device"}
+    assert rule_state.placement(rule, Base()) == {
         "control_device", "directory", "model_device", "history_device",
     }  # fmt: skip
     extent = Extent(clients=10, cohort=3, columns=4, layers=2, model=100, dtype=torch.bfloat16)
-    planned = {"c": 8, "mean": 16, "c_i": 80, "own": 1300, "last": 700, "history": 5 * 4 * 2 + 2 * 25 * 8}
-    assert kept.planned(rule, extent) == {f"Method.{name}": size for name, size in planned.items()}
+    sizes = {"c": 8, "mean": 16, "c_i": 80, "own": 1300, "last": 700, "history": 5 * 4 * 2 + 2 * 25 * 8}
+    assert rule_state.max_nbytes(rule, extent) == {f"Method.{name}": size for name, size in sizes.items()}
     in_files = Method(str(tmp_path))
     in_files.part, in_files.max_models, in_files.planned_rows = 7, None, 0
-    planned = kept.planned(in_files, extent)
-    assert (planned["Method.own"], planned["Method.last"]) == (300, 13 * 7)
-    assert "Method.history" not in planned
+    sizes = rule_state.max_nbytes(in_files, extent)
+    assert (sizes["Method.own"], sizes["Method.last"]) == (300, 13 * 7)
+    assert "Method.history" not in sizes
 
 
 def test_devices_are_the_rules_own():
@@ -191,11 +191,11 @@ def test_devices_are_the_rules_own():
 def test_bounded_files_and_memory(tmp_path):
     bounded = Method(str(tmp_path))
     for when in (1, 2, 3):
-        kept.keep(bounded, 3, {"own": vars(snapshot(when)), "last": vars(snapshot(when))}, when)
-        kept.state(bounded)
+        rule_state.set_local_state(bounded, 3, {"own": vars(snapshot(when)), "last": vars(snapshot(when))}, when)
+        rule_state.state_dict(bounded)
     assert [path.stem for path in sorted(tmp_path.rglob("*.pt"))] == ["round-000002", "round-000003"]
     for client in range(6):
-        kept.keep(bounded, client, {"last": vars(snapshot(client))}, 3)
+        rule_state.set_local_state(bounded, client, {"last": vars(snapshot(client))}, 3)
     assert list(bounded.last) == [2, 3, 4, 5]
     assert isinstance(bounded.history, RowHistory)
     assert bounded.history.capacity == 2
@@ -232,6 +232,6 @@ def test_a_type_begins_with_nothing_and_histories_lie_where_the_rule_says():
     assert (rule.count, rule.kind) == (None, None)
     rule.history.remember(rows(0), {0: 5, 1: 6}, 3)
     assert rule.history._rows.is_meta
-    assert kept.declared(rule)["count"].planned(rule, Extent(10, 3, 4, 2, 100, torch.float32)) == 0
-    planned = kept.planned(rule, Extent(10, 3, 4, 2, 100, torch.float32))
-    assert (planned.keys(), planned["Typed.wide"]) == ({"Typed.kind", "Typed.wide", "Typed.history"}, 10 * 4 * 8)
+    assert rule_state.declared(rule)["count"].max_nbytes(rule, Extent(10, 3, 4, 2, 100, torch.float32)) == 0
+    sizes = rule_state.max_nbytes(rule, Extent(10, 3, 4, 2, 100, torch.float32))
+    assert (sizes.keys(), sizes["Typed.wide"]) == ({"Typed.kind", "Typed.wide", "Typed.history"}, 10 * 4 * 8)

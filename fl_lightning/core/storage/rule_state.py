@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What follows from a rule's declarations: checkpoints, messages, memory, columns, and rounds that do not count."""
+"""The state of a rule, by what its class declares: in checkpoints, in messages, over processes, and taken back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,17 +22,20 @@ Rule = TypeVar("Rule")
 
 
 def declared(rule: object) -> dict[str, Declared[Any]]:
-    """What the class of a rule and its base classes keep, by name."""
+    """What the class of a rule and its base classes declare, by name."""
     found: dict[str, Declared[Any]] = {}
     for kind in reversed(type(rule).__mro__):
         found |= {name: entry for name, entry in vars(kind).items() if name in found or isinstance(entry, Declared)}
     return {name: entry for name, entry in found.items() if isinstance(entry, Declared)}
 
 
-def state(rule: object, sent: Literal["all"] | None = None) -> dict[str, Any]:
-    """What a checkpoint holds of a rule, or what of that is ``sent``, by name, but for ``None``; memory is shared."""
-    entries = [(name, entry) for name, entry in declared(rule).items() if sent is None or entry.sent == sent]
-    states = {name: entry.state(getattr(rule, name)) for name, entry in entries}
+def state_dict(rule: object) -> dict[str, Any]:
+    """What a checkpoint holds of a rule, by name, but for ``None``; memory is shared."""
+    return _states(rule, declared(rule))
+
+
+def _states(rule: object, entries: Mapping[str, Declared[Any]]) -> dict[str, Any]:
+    states = {name: entry.state(getattr(rule, name)) for name, entry in entries.items()}
     return {name: value for name, value in states.items() if value is not None}
 
 
@@ -42,8 +45,8 @@ def reset(rule: object) -> None:
         vars(rule).pop(name, None)
 
 
-def load(rule: object, states: Mapping[str, Any]) -> None:
-    """Restores what :func:`state` returned; what it lacks begins anew."""
+def load_state_dict(rule: object, states: Mapping[str, Any]) -> None:
+    """Restores what :func:`state_dict` returned; what it lacks begins anew."""
     entries = declared(rule)
     _only(rule, states, list(entries))
     loaded = {name: entries[name].loaded(rule, value) for name, value in states.items()}
@@ -52,41 +55,41 @@ def load(rule: object, states: Mapping[str, Any]) -> None:
 
 
 def renumbered(rule: object, states: Mapping[str, Any], ids: Mapping[int, int]) -> dict[str, Any]:
-    """What :func:`state` returned where clients have other ids now, by those that they had."""
+    """What :func:`state_dict` returned where clients have other ids now, by those that they had."""
     entries = declared(rule)
     return {name: entries[name].renumbered(value, ids) if name in entries else value for name, value in states.items()}
 
 
-def among(rule: object, clients: int) -> None:
-    """So many clients are registered, and a rule sees nothing of what others had, who may come back."""
+def set_num_clients(rule: object, clients: int) -> None:
+    """So many clients are registered; a rule does not see what others had, who may come back."""
     for name in declared(rule):
         value = getattr(rule, name)
         if isinstance(value, ByClient):
-            value.among(clients)
+            value.set_num_clients(clients)
 
 
-def at(rule: Rule, states: Mapping[str, Any]) -> Rule:
-    """Another rule, as this one was when :func:`state` returned these; this one stays as it is."""
+def copy_with(rule: Rule, states: Mapping[str, Any]) -> Rule:
+    """Another rule, as this one was when :func:`state_dict` returned these; this one stays as it is."""
     other = copy(rule)
-    load(other, states)
+    load_state_dict(other, states)
     return other
 
 
-def tentatively(*rules: object) -> Callable[[bool], None]:
+def transaction(*rules: object) -> Callable[[bool], None]:
     """Called before a round; what is returned is called with whether it counts. If not, rules become what they were."""
-    settle = [entry.tentatively(rule) for rule in rules for entry in declared(rule).values()]
+    ends = [entry.transaction(rule) for rule in rules for entry in declared(rule).values()]
 
-    def all_settle(happened: bool) -> None:
-        for each in settle:
-            each(happened)
+    def commit_or_undo(happened: bool) -> None:
+        for end in ends:
+            end(happened)
 
-    return all_settle
+    return commit_or_undo
 
 
 # ---- columns, places and bytes
 
 
-def settle_columnwise(kind: type[Any], *work: str) -> None:
+def set_columnwise(kind: type[Any], *work: str) -> None:
     """Says of a new class whether it may get a share of the columns, where it does such work and does not say so.
 
     It may if it is one of this package, all of which the contract suites run on shares. Of others it is not known.
@@ -107,76 +110,81 @@ def in_columns(rule: object) -> list[str]:
 
 
 def placement(*rules: object) -> set[str]:
-    """Attributes that say where things are kept, and change no result."""
+    """Attributes that say where state lies, and change no result."""
     return {name for rule in rules for entry in declared(rule).values() for name in entry.placement}
 
 
-def planned(rule: object, extent: Extent) -> dict[str, int]:
+def max_nbytes(rule: object, extent: Extent) -> dict[str, int]:
     """Bytes that a rule will hold at most, by name."""
-    sizes = {name: entry.planned(rule, extent) for name, entry in declared(rule).items()}
+    sizes = {name: entry.max_nbytes(rule, extent) for name, entry in declared(rule).items()}
     return {f"{type(rule).__name__}.{name}": size for name, size in sizes.items() if size > 0}
 
 
 # ---- between server and clients
 
 
-def at_clients(rule: object) -> bool:
-    """Whether clients keep something."""
+def has_local_state(rule: object) -> bool:
+    """Whether clients have a state of their own."""
     return any(entry.at_client for entry in declared(rule).values())
 
 
 def in_memory(rule: object) -> None:
-    """At a client, whose store has it in files: a rule that begins keeps it in memory, whatever its arguments say."""
+    """At a client, whose store has its state in files: a rule has it in memory, whatever its arguments say."""
     for entry in declared(rule).values():
         if entry.files is not None:
             setattr(rule, entry.files, None)
 
 
-def for_one(rule: object, client_id: int) -> dict[str, Any]:
+def broadcast(rule: object) -> dict[str, Any]:
+    """What the server sends to every client, not copied."""
+    return _states(rule, {name: entry for name, entry in declared(rule).items() if entry.sent == "all"})
+
+
+def client_state(rule: object, client_id: int) -> dict[str, Any]:
     """What the server sends to one client alone, not copied."""
-    return _of_one(rule, client_id, [name for name, entry in declared(rule).items() if entry.sent == "owner"])
+    return _client_values(rule, client_id, [name for name, entry in declared(rule).items() if entry.sent == "owner"])
 
 
-def of_one(rule: object, client_id: int) -> dict[str, Any]:
-    """What one client keeps, in a simulation of all, not copied."""
-    return _of_one(rule, client_id, [name for name, entry in declared(rule).items() if entry.at_client])
+def local_state(rule: object, client_id: int) -> dict[str, Any]:
+    """What lies at one client, in a simulation of all, not copied."""
+    return _client_values(rule, client_id, [name for name, entry in declared(rule).items() if entry.at_client])
 
 
-def _of_one(rule: object, client_id: int, names: Sequence[str]) -> dict[str, Any]:
+def _client_values(rule: object, client_id: int, names: Sequence[str]) -> dict[str, Any]:
     return {name: plain(getattr(rule, name)[client_id]) for name in names if client_id in getattr(rule, name)}
 
 
-def take(rule: object, to_all: Mapping[str, Any]) -> None:
-    """At a client: a rule takes what the server sends to every client, in place of all that it has."""
-    _only(rule, to_all, [name for name, entry in declared(rule).items() if entry.sent == "all"])
-    load(rule, to_all)
+def load_broadcast(rule: object, states: Mapping[str, Any]) -> None:
+    """At a client: a rule takes what :func:`broadcast` returned, in place of all that it has."""
+    _only(rule, states, [name for name, entry in declared(rule).items() if entry.sent == "all"])
+    load_state_dict(rule, states)
 
 
-def take_own(rule: object, client_id: int, to_one: Mapping[str, Any]) -> None:
-    """At a client: a rule takes what the server sends to this client alone."""
+def load_client_state(rule: object, client_id: int, states: Mapping[str, Any]) -> None:
+    """At a client: a rule takes what :func:`client_state` returned."""
     entries = declared(rule)
-    _only(rule, to_one, [name for name, entry in entries.items() if entry.sent == "owner"])
-    for name, value in to_one.items():
+    _only(rule, states, [name for name, entry in entries.items() if entry.sent == "owner"])
+    for name, value in states.items():
         getattr(rule, name)[client_id] = restored(entries[name].kind, value)
 
 
-def keep(rule: object, client_id: int, kept: Mapping[str, Any], when: int) -> None:
-    """The client's report entered the step of round ``when``: what it kept of its visit replaces what it had."""
-    _only(rule, kept, [name for name, entry in declared(rule).items() if entry.at_client])
-    for name, value in kept.items():
+def set_local_state(rule: object, client_id: int, states: Mapping[str, Any], when: int) -> None:
+    """The client's report entered the step of round ``when``: what its visit left at it replaces what it had."""
+    _only(rule, states, [name for name, entry in declared(rule).items() if entry.at_client])
+    for name, value in states.items():
         getattr(rule, name).keep(client_id, restored(Snapshot, value), when)
 
 
 def _only(rule: object, given: Mapping[str, Any], names: list[str]) -> None:
     if not given.keys() <= set(names):
-        raise ValueError(f"{type(rule).__name__} keeps {names} here, found {sorted(given)}")
+        raise ValueError(f"{type(rule).__name__} declares {names} here, found {sorted(given)}")
 
 
-# ---- what several processes hold in columns, on its way into a checkpoint and out of it
+# ---- tensors whose columns are divided among processes, on their way into a checkpoint and out of it
 
 
 @dataclass(frozen=True)
-class ColumnPart:
+class ColumnShard:
     """A tensor ``[..., numel]`` of which this process holds some columns."""
 
     values: Tensor
@@ -186,37 +194,38 @@ class ColumnPart:
         """``[..., n]`` on the CPU of the first process, nothing elsewhere; all call it at the same places."""
         first, *outer = self.columns.share == 0, *self.values.shape[:-1]
         rows = self.values.reshape(prod(outer), self.values.shape[-1])
-        joined = [row.cpu() if first else row[:0] for row in map(self.columns.joined, rows)]
+        whole = [row.cpu() if first else row[:0] for row in map(self.columns.joined, rows)]
         shape = (*outer, self.columns.total)
         empty = torch.empty(0, self.columns.total, dtype=rows.dtype)
-        return torch.stack(joined).view(shape) if first and joined else empty
+        return torch.stack(whole).view(shape) if first and whole else empty
 
 
-def saved(rule: object, columns: Columns) -> dict[str, Any]:
-    """What :func:`state` returns, where what has a number per column is marked if several processes share these."""
-    return state(rule) if len(columns.spans) == 1 else _by_column(rule, state(rule), partial(part_of, rule, columns))
+def sharded_state_dict(rule: object, columns: Columns) -> dict[str, Any]:
+    """What :func:`state_dict` returns, with tensors of which this process has some columns as :class:`ColumnShard`."""
+    whole = state_dict(rule)
+    return whole if len(columns.spans) == 1 else _by_column(rule, whole, partial(shard_of, rule, columns))
 
 
-def part_of(rule: object, columns: Columns, value: Tensor) -> ColumnPart:
-    """Marks a tensor that a rule keeps; raises ValueError if it has another number of columns than the process."""
+def shard_of(rule: object, columns: Columns, value: Tensor) -> ColumnShard:
+    """Marks a tensor of a rule; raises ValueError if it has another number of columns than the process."""
     if value.numel() > 0 and value.shape[-1:] != (columns.numel,):
         raise ValueError(
-            f"{type(rule).__name__} must keep a tensor per parameter, {columns.numel} on this process, found shape "
+            f"{type(rule).__name__} must hold a number per parameter, {columns.numel} on this process, found shape "
             f"{list(value.shape)}: let what has another shape begin with a tensor, as in server_state(torch.zeros(0)), "
             "or say columnwise = False"
         )
-    return ColumnPart(value, columns)
+    return ColumnShard(value, columns)
 
 
-def restore(rule: object, states: Mapping[str, Any], columns: Columns, ids: Mapping[int, int]) -> None:
-    """Restores what :func:`saved` returned here, or whole, for a process with these columns; ``ids`` as before."""
+def load_sharded_state_dict(rule: object, states: Mapping[str, Any], columns: Columns, ids: Mapping[int, int]) -> None:
+    """Restores what :func:`sharded_state_dict` returned, or whole tensors, for a process with these columns."""
 
     def mine(value: Any) -> Tensor:
-        if isinstance(value, ColumnPart):
+        if isinstance(value, ColumnShard):
             return value.values
         return columns.part(value) if value.shape[-1:] == (columns.total,) else value
 
-    load(rule, _by_column(rule, renumbered(rule, states, ids), mine))
+    load_state_dict(rule, _by_column(rule, renumbered(rule, states, ids), mine))
 
 
 def _by_column(rule: object, states: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -226,28 +235,28 @@ def _by_column(rule: object, states: Mapping[str, Any], change: Callable[[Any], 
     }
 
 
-def common(state: Any) -> Any:
+def without_shards(state: Any) -> Any:
     """The state without what lies in columns."""
     return _every(state, lambda part: None)
 
 
-def _every(value: Any, change: Callable[[ColumnPart], Any]) -> Any:
+def _every(value: Any, change: Callable[[ColumnShard], Any]) -> Any:
     """The same dicts and lists with what lies in columns changed."""
     if isinstance(value, Mapping):
         return {name: _every(entry, change) for name, entry in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(_every(entry, change) for entry in value)
-    return change(value) if isinstance(value, ColumnPart) else value
+    return change(value) if isinstance(value, ColumnShard) else value
 
 
-def holds_parts(state: Any) -> bool:
+def has_shards(state: Any) -> bool:
     """Whether something in a state lies in columns."""
-    found: list[ColumnPart] = []
+    found: list[ColumnShard] = []
     _every(state, found.append)
     return bool(found)
 
 
-def joined(state: Mapping[str, Any]) -> dict[str, Any]:
+def full_state_dict(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state with whole tensors in place of what lies in columns; all processes call it at the same places."""
-    whole: dict[str, Any] = _every(state, ColumnPart.whole)
+    whole: dict[str, Any] = _every(state, ColumnShard.whole)
     return whole
