@@ -93,7 +93,7 @@ def _named(cls: type) -> str:
 
 
 def _with_example(words: str, rule: Rule | None) -> str:
-    return f"{words} such as {rule.text}" if isinstance(rule, Example) else words
+    return f"{rule.kind or words} such as {rule.text}" if isinstance(rule, Example) else words
 
 
 def _flag(kind: Kind, value: Any) -> bool:

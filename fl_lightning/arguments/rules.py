@@ -62,6 +62,7 @@ class Example:
     """How an object or a function is made, for errors."""
 
     text: str
+    kind: str = ""  # in words, where the name of its class would not help
 
 
 Rule = Bounds | Text | Example

@@ -54,8 +54,6 @@ class Schedules:
         self._measured: Pace | None = None
         self._patterns: dict[int, str] = {}  # per scheduler that is stepped by hand: "step" or "visit"
         self._arrived: dict[int, Pace] = {}
-        self._hand_set: HandSet = ()  # by the visit that decides
-        self._paces: list[Pace] = []
         self._in_visit = False
         self.local_steps = 0  # of the fit so far, of all clients whose rounds counted
 
@@ -75,8 +73,7 @@ class Schedules:
         self._clock.scheduled = not self._manual and any(config.interval == "step" for config in configs)
         limit = self._of_a_round()
         self._clock.begin_round(self.steps if limit is None else limit, limit)
-        self._arrived, self._paces, self._hand_set = {}, [], ()
-        self._moves = [0] * len(configs)  # of schedulers that visits step by hand, at the end of the round
+        self._arrived = {}
 
     def arrived(self, client_id: int, pace: Pace) -> None:
         """Hears how a client's visit went; refuses steps by hand that a round cannot repeat."""
@@ -87,39 +84,36 @@ class Schedules:
                 how = "with an argument" if name in pace.odd else f"{calls} times in a visit of {steps} steps"
                 self._refuse(name, how)
 
-    def count(self, client_ids: Iterable[int], hand_set: HandSet = ()) -> int:
-        """The round counts for these clients, and others leave no trace: :attr:`local_steps`, theirs included.
+    def close_round(self, client_ids: Iterable[int], hand_set: HandSet = ()) -> int:
+        """Moves schedulers, options and clock to the end of a round that counts for these clients.
 
-        ``hand_set`` are the options that the visit has set whose attributes the module takes over. Refuses steps by
-        hand in different ways, before anything is counted.
+        Others leave no trace. ``hand_set`` are the options that the visit has set whose attributes the module takes
+        over. Refuses steps by hand in different ways before anything moves. Returns :attr:`local_steps`, with theirs.
         """
-        self._paces, self._hand_set = [self._arrived[client] for client in client_ids], hand_set
-        if self._measured is None and self._paces and self._paces[0].batches:
-            self._measured = self._paces[0]
-        self._moves = [self._steps_by_hand(place) for place in range(len(self._trainer.lr_scheduler_configs))]
-        self.local_steps += sum(pace.steps for pace in self._paces)
-        return self.local_steps
-
-    def close_round(self) -> None:
-        """Moves schedulers, options and clock to the end of the round."""
+        paces, configs = [self._arrived[client] for client in client_ids], self._trainer.lr_scheduler_configs
+        if self._measured is None and paces and paces[0].batches:
+            self._measured = paces[0]
+        moves = [self._steps_by_hand(place, paces) for place in range(len(configs))]
         self._clock.close_round(self._of_a_round() or 0)
-        for config, moves in zip(self._trainer.lr_scheduler_configs, self._moves, strict=True):
-            for _ in range(moves):
+        for config, number in zip(configs, moves, strict=True):
+            for _ in range(number):
                 config.scheduler.step()  # type: ignore[call-arg]  # those that take a metric are refused
         if self._clock.ends_epochs:  # so did the visit, before what it set last
             self._clock.end_epoch()
-        self._options.put(self._hand_set)
+        self._options.put(hand_set)
         if not self._clock.ends_epochs:
             self._clock.end_epoch()
         self._options.begin()
+        self.local_steps += sum(pace.steps for pace in paces)
+        return self.local_steps
 
     def set_since_round(self) -> HandSet:
         """Options that were set by hand since the round was closed."""
         return self._options.end()
 
-    def _steps_by_hand(self, place: int) -> int:
+    def _steps_by_hand(self, place: int, paces: Sequence[Pace]) -> int:
         """How far a scheduler moves in this round because visits stepped it by hand; as before if none counts."""
-        visits = [(pace.by_hand[place], pace.own[place]) for pace in self._paces]
+        visits = [(pace.by_hand[place], pace.own[place]) for pace in paces]
         calls = {number for number, _ in visits}
         if calls == {0}:
             return 0

@@ -170,3 +170,6 @@ class CarriedVisit(Visit):
             self.side.end_round()
         except ValueError as error:
             self.outcome = replace(self.outcome, flaw=str(error))
+
+    def end_epoch(self) -> None:
+        """Nothing: the fit itself moves schedulers."""

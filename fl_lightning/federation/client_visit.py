@@ -218,19 +218,15 @@ class Visit(OneDevice):
         return self._upload.train_loss
 
     def close_round(self) -> None:
-        """Takes what the client leaves behind."""
+        """Takes what the client leaves behind, and moves schedulers and clock to the round's end."""
         assert self._binding is not None
         side, uploads = self.side, [] if self._upload is None else [self._upload]
         side.end_round()
         counted = [upload.client_id for upload in uploads]
-        side.schedules.count(counted)
         merge_left(side.runner.visits, uploads, counted)
         if self._work == "loss":
             self.loss = float(side.losses_at(self._message.round, self._binding.theta, [self._client_id])[0])
-
-    def advance_schedules(self) -> None:
-        """Moves schedulers and clock to the end of the round."""
-        self.side.schedules.close_round()
+        side.schedules.close_round(counted)
 
     def end_epoch(self) -> None:
         """Refuses rates that hooks of the epoch's end have set: the next round has another trainer."""

@@ -48,6 +48,8 @@ def paired_client_rule(
         return own
     rule = client.client_rule() if isinstance(client, ServerRule) else client
     server, given = type(algorithm).__name__, type(client).__name__
+    if isinstance(client, ServerRule) and not overrides(rule):
+        raise ValueError(f"client={given}(...) has no client half: leave client out, or pass {given} as algorithm")
     if overrides(own) and not isinstance(rule, type(own)):
         raise ValueError(
             f"client={given}(...) cannot replace the client half of {server}: "

@@ -243,7 +243,7 @@ class FederatedFit:
         return upload
 
     def close_round(self) -> None:
-        """Aggregates the uploads that arrived and applies the step."""
+        """Aggregates the uploads that arrived, moves schedulers and clock to the round's end, and applies the step."""
         current, clients, runner = self._round, self.clients, self.clients.runner
         assert current is not None
         clients.end_round()
@@ -251,7 +251,7 @@ class FederatedFit:
         record, commit_or_undo = self._server.prepared(current)
         try:
             hand_set = merge_left(runner.visits, current.uploads, record.client_ids)
-            steps = clients.schedules.count(record.client_ids, hand_set)
+            steps = clients.schedules.close_round(record.client_ids, hand_set)
         except BaseException:  # a checkpoint then holds the round's start, and the step must not be in it
             commit_or_undo(False)
             raise
@@ -259,10 +259,6 @@ class FederatedFit:
         runner.optimizers.commit(record.client_ids)
         self._round = self.start = None
         self.last_round = altered(record, training_seconds=trained, local_steps=steps)
-
-    def advance_schedules(self) -> None:
-        """Moves schedulers and clock to the end of the round."""
-        self.clients.schedules.close_round()
 
     def publish_round(self) -> None:
         """Logs the round that was closed; all ranks have closed it alike."""

@@ -115,7 +115,7 @@ class FederatedStrategy(ReadableStrategy):
         sampler=Example("fl.data.UniformSampler()"),
         guard=Example("fl.guards.MultiKrum(dishonest=0.1)"),
         attack=Example("fl.attacks.ZeroUpdates(clients=(3, 7))"),
-        executor=Example("fl.executors.Sequential()"),
+        executor=Example("fl.executors.Sequential()", "an executor"),
         loss_batch_size=Bounds(1),
         min_clients=Bounds(1),
         max_failed_rounds=Bounds(1),

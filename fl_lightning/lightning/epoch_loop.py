@@ -46,9 +46,6 @@ class RoundConductor(Protocol):
     def close_round(self) -> None:
         """Aggregates and applies the server step; called once per round, before validation."""
 
-    def advance_schedules(self) -> None:
-        """Moves schedulers and clock to the end of the round; called after :meth:`close_round`."""
-
     def publish_round(self) -> None:
         """Logs the round that was closed."""
 
@@ -132,7 +129,6 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         if self._num_ready_batches_reached():
             self.conductor.close_round()
             self.progress.close_round()
-            self.conductor.advance_schedules()
             self.conductor.publish_round()
             self._step_values.warn(self._results)
         if task.client_id is not None:

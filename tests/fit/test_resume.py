@@ -2,6 +2,7 @@
 """A resumed fit equals the uninterrupted one bit for bit, wherever the checkpoint was taken."""
 
 import inspect
+import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -28,6 +29,15 @@ class Decayed(Classifier):
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)]
+
+
+class Twice(Decayed):
+    def configure_optimizers(self):
+        [optimizer], schedulers = super().configure_optimizers()
+        return [optimizer], [*schedulers, torch.optim.lr_scheduler.LambdaLR(optimizer, self.factor)]
+
+    def factor(self, epoch):
+        return 0.9**epoch
 
 
 class Plateau(Classifier):
@@ -394,17 +404,18 @@ def test_a_checkpoint_saved_on_an_exception(tmp_path, saver):
 
 @pytest.mark.filterwarnings('ignore:.fit.ckpt_path="last". is set, but there is no last')
 @pytest.mark.filterwarnings("ignore:.*was called without a model")
-def test_a_checkpoint_of_what_clients_leave_and_cannot_be_joined_holds_no_step(tmp_path, monkeypatch):
-    project = Project(ALGORITHMS["SCAFFOLD"], Decayed)
+@pytest.mark.parametrize(("owner", "name", "calls"), [(fits, "merge_left", 1), (Twice, "factor", 2)])
+def test_a_checkpoint_of_a_round_that_cannot_be_closed_holds_no_step(tmp_path, monkeypatch, owner, name, calls):
+    project = Project(ALGORITHMS["SCAFFOLD"], Twice)
     whole = project.fit(tmp_path)
-    real, fails = fits.merge_left, iter([False, True])
+    real, count = getattr(owner, name), itertools.count()
 
     def raises(*args):
-        if next(fails):
+        if next(count) == calls:
             raise RuntimeError("no memory left")
         return real(*args)
 
-    monkeypatch.setattr(fits, "merge_left", raises)
+    monkeypatch.setattr(owner, name, raises)
     with pytest.raises(RuntimeError, match="no memory left"):
         project.fit(tmp_path, extra=(OnExceptionCheckpoint(tmp_path / "failed"),))
     monkeypatch.undo()
