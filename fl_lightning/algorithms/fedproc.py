@@ -56,7 +56,7 @@ class PrototypeContrast(ClassPrototypes):
     full: nothing would be left to train on.
     """
 
-    planned = server_state(int, sent="all")
+    total_rounds = server_state(int, sent="all")
 
     def __init__(self, rounds: int | None, temperature: float, num_classes: int) -> None:
         super().__init__(num_classes)
@@ -65,7 +65,7 @@ class PrototypeContrast(ClassPrototypes):
     def begin_fit(self, federation: Federation) -> None:
         """Learns how many rounds there are; warns if ``rounds`` says otherwise."""
         super().begin_fit(federation)
-        self.planned = self.rounds or federation.rounds or self.planned
+        self.total_rounds = self.rounds or federation.rounds or self.total_rounds
         if self.rounds is None:
             return
         if federation.rounds not in (None, self.rounds):
@@ -78,10 +78,10 @@ class PrototypeContrast(ClassPrototypes):
 
     def contrast_share(self, when: int) -> float:
         """``a`` in round ``when``, if there are prototypes."""
-        planned = self.rounds or self.planned
-        if planned is None:
+        total_rounds = self.rounds or self.total_rounds
+        if total_rounds is None:
             raise ValueError("rounds of FedProc must be given where the number of rounds is not known, found None")
-        return max(0.0, 1.0 - when / max(planned - 1, 1))
+        return max(0.0, 1.0 - when / max(total_rounds - 1, 1))
 
     def contrast_weight(self, when: int) -> float:
         """``a`` in round ``when``."""

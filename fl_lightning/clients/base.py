@@ -156,7 +156,7 @@ class AheadRunner(CohortRunner):
             try:
                 if self._turn == 0:
                     self._clients.visits.look()  # copies and the module give objects the same numbers
-                    costs = [self._clients.planned_cost(task) for task in self._tasks]
+                    costs = [self._clients.expected_cost(task) for task in self._tasks]
                     self.send_out(sorted(range(len(costs)), key=lambda place: (-costs[place], place)))
                 while self._turn not in self._results and self.fallback is None:
                     self.listen()

@@ -16,7 +16,7 @@ from fl_lightning.algorithms.attacks import Attack
 from fl_lightning.core.modules import BatchNorm
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.lightning.round_clock import VisitPlan
+from fl_lightning.lightning.round_clock import MeanVisit
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,13 @@ class ClientBatches:
                 wanted -= ceil(take / window)  # a pass ends with a step
             number += 1
 
-    def planned_steps(self, client: int) -> int:
+    def expected_steps(self, client: int) -> int:
         """Optimizer steps that a client is going to take, if the module optimizes automatically and to the end."""
         available = self.loaders.num_batches(client, merge_single=self.merges)
         return sum(ceil(take / self.window) for take in self._takes(available))
 
-    def plan(self, full_gradients: bool) -> VisitPlan:
-        """The visit that the fit's clock counts by."""
+    def mean_visit(self, full_gradients: bool) -> MeanVisit:
+        """The mean visit, by which the fit's clock counts."""
         total = passes = batches = steps = 0
         sizes, counts = torch.unique(self.loaders.sizes, return_counts=True)
         for samples, clients in zip(sizes.tolist(), counts.tolist(), strict=True):
@@ -106,7 +106,7 @@ class ClientBatches:
                 batches += clients * sum(takes)
                 steps += clients * (1 if full_gradients else sum(ceil(take / self.window) for take in takes))
         steps, batches, passes = (max(1, -(-number // max(total, 1))) for number in (steps, batches, passes))
-        return VisitPlan(steps, batches, passes, self.window)
+        return MeanVisit(steps, batches, passes, self.window)
 
     def in_order(self, client: int, batch_size: int | None = None) -> Iterator[tuple[Any, int]]:
         """One pass over all of the client's training data in the dataset's order: batches and their samples.

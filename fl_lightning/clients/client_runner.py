@@ -110,7 +110,7 @@ class ClientRunner:
                 self.rows.reclaim()
                 report = self.rule.end_client(work)
                 self.rows.close(task.index)
-            pace = self.schedules.end_visit()
+            step_counts = self.schedules.end_visit()
             left, hand_set = self.visits.end(), self._hand_set.end()
         if (attack := self.options.attack_of(client)) is not None:
             seed = derive_seed(self.options.seed, "attack", task.round, client)
@@ -119,7 +119,7 @@ class ClientRunner:
             report = _with_accuracy(report, measured["accuracy"], self.module)
         return Upload(
             task.index, client, task.num_samples, loss, measured.get("loss") if needs.losses else None,
-            report, self._buffers.report(task.num_samples), work.client_lr, pace,
+            report, self._buffers.report(task.num_samples), work.client_lr, step_counts,
             0 if needs.full_gradients else self.local.skipped, left, hand_set,
         )  # fmt: skip
 
@@ -183,9 +183,9 @@ class ClientRunner:
         if self.local.gradients is not None:
             self.local.gradients.optimizer.follow(trainer.optimizers[0])
 
-    def planned_cost(self, task: ClientTask) -> int:
+    def expected_cost(self, task: ClientTask) -> int:
         """How long a client takes beside others: optimizer steps, or samples where it uploads a full gradient."""
-        return task.num_samples if self._needs.full_gradients else self.batches.planned_steps(task.client_id or 0)
+        return task.num_samples if self._needs.full_gradients else self.batches.expected_steps(task.client_id or 0)
 
     def check_round(self) -> None:
         """All clients of a round that train here were trained; a ValueError says what they must not have changed."""

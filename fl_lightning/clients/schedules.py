@@ -18,13 +18,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from fl_lightning.clients.hand_set import HandSet, HandSetOptions
 from fl_lightning.lightning.inspection import is_overridden
 from fl_lightning.lightning.names import Trainer
-from fl_lightning.lightning.round_clock import VisitClock, VisitPlan
+from fl_lightning.lightning.round_clock import MeanVisit, RoundClock
 
 Snapshot = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepCounts:
     """What a visit counted."""
 
     steps: int = 0  # of all optimizers
@@ -35,14 +35,14 @@ class Pace:
 
 
 class Schedules:
-    """Puts schedulers on the clock of :class:`VisitClock`.
+    """Puts schedulers on the clock of :class:`RoundClock`.
 
     Between visits they are where the round began. Closing a round moves them by what a round lasts, whoever took part.
     Schedulers that the module steps by hand move as they did in the round's visits: by the steps of their optimizer
     that a round has, which the first visit tells, or once.
     """
 
-    def __init__(self, trainer: Trainer, clock: VisitClock, options: HandSetOptions) -> None:
+    def __init__(self, trainer: Trainer, clock: RoundClock, options: HandSetOptions) -> None:
         self._trainer, self._clock, self._options = trainer, clock, options
         self._manual = not trainer.lightning_module.automatic_optimization
         clock.ends_epochs = is_overridden("on_train_batch_end", trainer.lightning_module)
@@ -51,17 +51,17 @@ class Schedules:
         self._own: list[int] = []
         self._by_hand: list[int] = []
         self._odd: list[str] = []
-        self._measured: Pace | None = None
+        self._measured: StepCounts | None = None
         self._patterns: dict[int, str] = {}  # per scheduler that is stepped by hand: "step" or "visit"
-        self._arrived: dict[int, Pace] = {}
+        self._arrived: dict[int, StepCounts] = {}
         self._in_visit = False
         self.local_steps = 0  # of the fit so far, of all clients whose rounds counted
 
     @property
     def steps(self) -> int:
-        """``K``, ticks of a round as they were planned."""
-        assert self._clock.plan is not None
-        return self._clock.plan.steps
+        """``K``, ticks of a round: the steps of its mean visit."""
+        assert self._clock.mean_visit is not None
+        return self._clock.mean_visit.steps
 
     # ---- a round
 
@@ -75,13 +75,13 @@ class Schedules:
         self._clock.begin_round(self.steps if limit is None else limit, limit)
         self._arrived = {}
 
-    def arrived(self, client_id: int, pace: Pace) -> None:
+    def arrived(self, client_id: int, counted: StepCounts) -> None:
         """Hears how a client's visit went; refuses steps by hand that a round cannot repeat."""
-        self._arrived[client_id] = pace
-        for place, calls in enumerate(pace.by_hand):
-            steps, name = pace.own[place], self._name(place)
-            if name in pace.odd or calls not in (0, 1, steps):
-                how = "with an argument" if name in pace.odd else f"{calls} times in a visit of {steps} steps"
+        self._arrived[client_id] = counted
+        for place, calls in enumerate(counted.by_hand):
+            steps, name = counted.own[place], self._name(place)
+            if name in counted.odd or calls not in (0, 1, steps):
+                how = "with an argument" if name in counted.odd else f"{calls} times in a visit of {steps} steps"
                 self._refuse(name, how)
 
     def close_round(self, client_ids: Iterable[int], hand_set: HandSet = ()) -> int:
@@ -90,10 +90,10 @@ class Schedules:
         Others leave no trace. ``hand_set`` are the options that the visit has set whose attributes the module takes
         over. Refuses steps by hand in different ways before anything moves. Returns :attr:`local_steps`, with theirs.
         """
-        paces, configs = [self._arrived[client] for client in client_ids], self._trainer.lr_scheduler_configs
-        if self._measured is None and paces and paces[0].batches:
-            self._measured = paces[0]
-        moves = [self._steps_by_hand(place, paces) for place in range(len(configs))]
+        counts, configs = [self._arrived[client] for client in client_ids], self._trainer.lr_scheduler_configs
+        if self._measured is None and counts and counts[0].batches:
+            self._measured = counts[0]
+        moves = [self._steps_by_hand(place, counts) for place in range(len(configs))]
         self._clock.close_round(self._of_a_round() or 0)
         for config, number in zip(configs, moves, strict=True):
             for _ in range(number):
@@ -104,23 +104,23 @@ class Schedules:
         if not self._clock.ends_epochs:
             self._clock.end_epoch()
         self._options.begin()
-        self.local_steps += sum(pace.steps for pace in paces)
+        self.local_steps += sum(counted.steps for counted in counts)
         return self.local_steps
 
     def set_since_round(self) -> HandSet:
         """Options that were set by hand since the round was closed."""
         return self._options.end()
 
-    def _steps_by_hand(self, place: int, paces: Sequence[Pace]) -> int:
+    def _steps_by_hand(self, place: int, counts: Sequence[StepCounts]) -> int:
         """How far a scheduler moves in this round because visits stepped it by hand; as before if none counts."""
-        visits = [(pace.by_hand[place], pace.own[place]) for pace in paces]
+        visits = [(counted.by_hand[place], counted.own[place]) for counted in counts]
         calls = {number for number, _ in visits}
         if calls == {0}:
             return 0
         patterns = {"step" if number == steps else "visit" for number, steps in visits if steps != 1}
         if 0 in calls or len(patterns) > 1:
-            counts = " or ".join(f"{number} times in {steps} steps" for number, steps in sorted(set(visits)))
-            self._refuse(self._name(place), f"{counts} in the visits of one round")
+            found = " or ".join(f"{number} times in {steps} steps" for number, steps in sorted(set(visits)))
+            self._refuse(self._name(place), f"{found} in the visits of one round")
         if visits:
             self._patterns[place] = patterns.pop() if patterns else self._patterns.get(place, "step")
         if self._patterns.get(place) == "step":
@@ -131,11 +131,11 @@ class Schedules:
         """Optimizer steps of a round: all, or those of a scheduler's optimizer; ``None`` before the first visit."""
         if not self._manual:
             return self.steps
-        measured, plan = self._measured, self._clock.plan
-        if measured is None or plan is None:
+        measured, mean_visit = self._measured, self._clock.mean_visit
+        if measured is None or mean_visit is None:
             return None
         steps = measured.steps if place is None else measured.own[place]
-        return ceil(steps * plan.batches / measured.batches)
+        return ceil(steps * mean_visit.batches / measured.batches)
 
     def _name(self, place: int) -> str:
         return type(self._trainer.lr_scheduler_configs[place].scheduler).__name__
@@ -163,11 +163,11 @@ class Schedules:
             vars(config.scheduler)["step"] = partial(self._step_by_hand, place, step)
         return self._clock.scheduled or (self._manual and bool(configs))
 
-    def end_visit(self) -> Pace:
+    def end_visit(self) -> StepCounts:
         """The client is trained; :meth:`restore` has to follow."""
         steps, batches = self._clock.counted()
         own = self._own if self._manual else [steps] * len(self._by_hand)
-        return Pace(steps, batches, tuple(own), tuple(self._by_hand), tuple(self._odd))
+        return StepCounts(steps, batches, tuple(own), tuple(self._by_hand), tuple(self._odd))
 
     def restore(self) -> None:
         """Ends a visit, however it went: schedulers and clock are where the round began."""
@@ -197,9 +197,9 @@ class Schedules:
     def state_dict(self) -> dict[str, Any]:
         """What the fit has counted, and what it knows of hand-made steps."""
         measured = None if self._measured is None else asdict(self._measured)
-        assert self._clock.plan is not None
+        assert self._clock.mean_visit is not None
         return {
-            "plan": asdict(self._clock.plan),
+            "mean_visit": asdict(self._clock.mean_visit),
             "local_steps": self.local_steps,
             "measured": measured,
             "patterns": dict(self._patterns),
@@ -207,9 +207,9 @@ class Schedules:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned."""
-        self._clock.plan = VisitPlan(**state["plan"])
+        self._clock.mean_visit = MeanVisit(**state["mean_visit"])
         self.local_steps, measured = state["local_steps"], state["measured"]
-        self._measured = None if measured is None else Pace(**measured)
+        self._measured = None if measured is None else StepCounts(**measured)
         self._patterns = dict(state["patterns"])
 
 

@@ -14,7 +14,7 @@ from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferReport
 from fl_lightning.clients.hand_set import HandSet
-from fl_lightning.clients.schedules import Pace
+from fl_lightning.clients.schedules import StepCounts
 from fl_lightning.core.tensors import empty_rows, empty_tensors, foreach_copy_
 from fl_lightning.core.updates import Columns, UpdateMatrix
 from fl_lightning.lightning.module.changes import Change
@@ -32,7 +32,7 @@ class Upload:
     report: ClientReport
     buffers: BufferReport
     client_lr: float | None = None  # mean of its steps, if its optimizer defines one
-    pace: Pace = field(default_factory=Pace)  # what its visit counted
+    step_counts: StepCounts = field(default_factory=StepCounts)  # what its visit counted
     skipped: int = 0  # batches without a loss, with automatic optimization
     left: Change = field(default_factory=Change)  # in the module beside parameters and buffers
     hand_set: HandSet = ()  # options of parameter groups

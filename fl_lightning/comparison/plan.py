@@ -205,8 +205,8 @@ def picked_rates(plan: Plan, results: Mapping[Run, FitRecord], measure: Measure)
     for method in plan.methods:
         ranks = []
         for rate in plan.learning_rates:
-            planned = plan.of_method(method, rate)
-            fits = {one: results[planned[one]] for one in plan.picking if planned[one] in results}
+            runs = plan.of_method(method, rate)
+            fits = {one: results[runs[one]] for one in plan.picking if runs[one] in results}
             if stage is None or not fits:
                 ranks += [(len(fits), 0.0, rate)] * bool(fits)
                 continue

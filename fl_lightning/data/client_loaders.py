@@ -216,10 +216,10 @@ class ClientLoaders:
         if len(cuts) < 2:
             return
         indices, settings = order.tolist(), self.settings
-        plan = [indices[start:stop] for start, stop in pairwise(cuts)]
+        chunks = [indices[start:stop] for start, stop in pairwise(cuts)]
         # A sampler of lists without batch_size hands each list to the dataset, as the user's BatchSampler does.
         how: dict[str, Any] = (
-            {"sampler": plan, "batch_size": None} if settings.fetch_batches else {"batch_sampler": plan}
+            {"sampler": chunks, "batch_size": None} if settings.fetch_batches else {"batch_sampler": chunks}
         )
         loader = DataLoader(
             self.dataset,
@@ -234,7 +234,7 @@ class ClientLoaders:
             generator=torch.Generator().manual_seed(seed),
         )
         batches = iter(loader)
-        for chosen in plan:
+        for chosen in chunks:
             try:
                 batch = next(batches)
             except StopIteration as end:

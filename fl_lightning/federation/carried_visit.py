@@ -26,7 +26,7 @@ from fl_lightning.federation.module_changes import AwayModule
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer, quiet
-from fl_lightning.lightning.round_clock import VisitPlan
+from fl_lightning.lightning.round_clock import MeanVisit
 
 _CPU = torch.device("cpu")
 _AROUND = (
@@ -137,8 +137,8 @@ class CarriedVisit(Visit):
         self._begun.begin()
         self.outcome: Outcome | None = None
 
-    def _plan_visits(self, own: VisitPlan, plan: VisitPlan | None) -> None:
-        self._loop.clock.plan = own
+    def _set_clock(self, own: MeanVisit, mean_visit: MeanVisit | None) -> None:
+        self._loop.clock.mean_visit = own
 
     def _catch_up(self) -> None:
         trainer, shared = self._trainer, self._shared

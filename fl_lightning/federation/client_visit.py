@@ -19,7 +19,7 @@ from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.storage import rule_state
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.visit_loader import VisitLoader
-from fl_lightning.federation.messages import ClientMessage, ServerMessage, answer_of, federation_plan
+from fl_lightning.federation.messages import ClientMessage, ServerMessage, answer_of, federation_mean_visit
 from fl_lightning.federation.module_changes import AwayModule
 from fl_lightning.fit.checks import check_trainer, check_visit_schedulers, refuse_steps_by_hand
 from fl_lightning.fit.client_side import ClientSide
@@ -32,7 +32,7 @@ from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.epoch_loop import install
 from fl_lightning.lightning.names import LightningModule, RunningStage, Trainer
 from fl_lightning.lightning.optimizers import configured_optimizers, trained_names
-from fl_lightning.lightning.round_clock import VisitPlan
+from fl_lightning.lightning.round_clock import MeanVisit
 from fl_lightning.lightning.single_device import OneDevice
 
 Work = Literal["train", "loss", "val", "test"]
@@ -99,7 +99,7 @@ class Visit(OneDevice):
         if trainer.state.stage == RunningStage.TRAINING:
             if self._num_clients is not None:  # these are the client's own data
                 dataloader = dataloader.numbered_from(client)
-            self._plan_visits(*self._plan(dataloader, self.limits["limit_train_batches"]))
+            self._set_clock(*self._mean_visits(dataloader, self.limits["limit_train_batches"]))
             self._loaders = dataloader
             return RoundLoader(1, dataloader, self._loop)
         assert self._binding is not None
@@ -169,24 +169,24 @@ class Visit(OneDevice):
             schedules.begin_round()
             self._loop.pass_rounds(index)
 
-    def _plan(self, loaders: ClientLoaders, limit: int | float) -> tuple[VisitPlan, VisitPlan | None]:
+    def _mean_visits(self, loaders: ClientLoaders, limit: int | float) -> tuple[MeanVisit, MeanVisit | None]:
         options, full = self._options, self._options.needs.full_gradients
-        own = local_batches(self._trainer, options, limit, loaders).plan(full)
-        return own, federation_plan(self._message, own, self._num_clients is None, options.local_epochs, full)
+        own = local_batches(self._trainer, options, limit, loaders).mean_visit(full)
+        return own, federation_mean_visit(self._message, own, self._num_clients is None, options.local_epochs, full)
 
     def visit_batches(self, loaders: ClientLoaders) -> int:
         """How long a loader of all clients' data seems to be."""
-        plan = self._plan(loaders, 1.0)[1]
-        if plan is None or (self._num_clients is not None and self.limits["limit_train_batches"] != 1.0):
+        mean_visit = self._mean_visits(loaders, 1.0)[1]
+        if mean_visit is None or (self._num_clients is not None and self.limits["limit_train_batches"] != 1.0):
             raise ValueError(
                 "len(train_dataloader) depends on the whole federation: the server must send steps_per_round in "
                 f"ServerMessage, and limit_train_batches be 1.0, found {self.limits['limit_train_batches']}"
             )
-        return plan.batches
+        return mean_visit.batches
 
-    def _plan_visits(self, own: VisitPlan, plan: VisitPlan | None) -> None:
-        clock, self._knows_clock = self._loop.clock, plan is not None
-        clock.plan = plan or own
+    def _set_clock(self, own: MeanVisit, mean_visit: MeanVisit | None) -> None:
+        clock, self._knows_clock = self._loop.clock, mean_visit is not None
+        clock.mean_visit = mean_visit or own
         lacking = [] if self._knows_clock else ["steps_per_round"]
         lacking += ["rounds"] if self._message.rounds is None else []
         if lacking:
@@ -213,8 +213,8 @@ class Visit(OneDevice):
     def train_client(self, task: ClientTask) -> Tensor | None:
         """Trains the client."""
         self._upload = self.side.train(task)
-        refuse_steps_by_hand(self._trainer, self._upload.pace.by_hand, self._upload.hand_set)
-        self.side.schedules.arrived(self._client_id, self._upload.pace)
+        refuse_steps_by_hand(self._trainer, self._upload.step_counts.by_hand, self._upload.hand_set)
+        self.side.schedules.arrived(self._client_id, self._upload.step_counts)
         return self._upload.train_loss
 
     def close_round(self) -> None:

@@ -183,7 +183,7 @@ class FederatedClient:
             client_id=self.client_id,
             name=str(self.client_id) if own else loaders.names[place],
             size=size,
-            steps=min(size, 1) if full else batches.planned_steps(place),
+            steps=min(size, 1) if full else batches.expected_steps(place),
             description=described.state_dict(),
             frozen=frozen_digest(self._module, names_in(described.layout)),
         )

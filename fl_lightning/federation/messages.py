@@ -16,7 +16,7 @@ from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.storage import rule_state
 from fl_lightning.core.tensors import all_finite
 from fl_lightning.federation.door import CLIENT, LOSS, NAME, RATE, ROUND, ROUNDS, SAMPLES, STEPS, STEPS_PER_ROUND
-from fl_lightning.lightning.round_clock import VisitPlan
+from fl_lightning.lightning.round_clock import MeanVisit
 
 
 @checked(round=ROUND, counted=ROUND, steps_per_round=STEPS_PER_ROUND, rounds=ROUNDS)
@@ -128,7 +128,7 @@ def answer_of(
     return trusted(ClientMessage)(
         upload.client_id, index, update.cpu(), upload.size, upload.loss,
         None if upload.train_loss is None else float(upload.train_loss), upload.client_lr,
-        _on_cpu(upload.report.extras), _on_cpu(upload.report.companions), _on_cpu(buffers), upload.pace.steps,
+        _on_cpu(upload.report.extras), _on_cpu(upload.report.companions), _on_cpu(buffers), upload.step_counts.steps,
         left,
     )  # fmt: skip
 
@@ -159,9 +159,9 @@ class ClientIntroduction:
     frozen: str
 
 
-def federation_plan(
-    message: ServerMessage, own: VisitPlan, has_all: bool, local_epochs: int, full_gradients: bool
-) -> VisitPlan | None:
+def federation_mean_visit(
+    message: ServerMessage, own: MeanVisit, has_all: bool, local_epochs: int, full_gradients: bool
+) -> MeanVisit | None:
     """The plan of visits as far as a client of a real federation can know it; ``None`` if it does not.
 
     ``own`` is the plan by the data that the client has; with ``has_all`` these are the data of all clients.
@@ -174,4 +174,4 @@ def federation_plan(
     if full_gradients:
         return replace(own, steps=given)
     batches = given * own.window
-    return VisitPlan(given, batches, -(-batches // local_epochs), own.window)
+    return MeanVisit(given, batches, -(-batches // local_epochs), own.window)

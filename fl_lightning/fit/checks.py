@@ -250,7 +250,7 @@ def check_schedulers(trainer: Trainer) -> None:
 
 
 def check_accumulation(trainer: Trainer, window: int) -> None:
-    """Raises ValueError if somebody has changed how many batches a step takes, which rounds are planned by."""
+    """Raises ValueError if somebody has changed how many batches a step takes: the length of a round depends on it."""
     if trainer.accumulate_grad_batches != window:
         raise ValueError(
             "accumulate_grad_batches must stay as it is during a fit, because every round counts as equally many "

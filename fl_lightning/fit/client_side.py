@@ -114,9 +114,9 @@ class ClientSide:
             return
         kind = type(self._trainer.lightning_module).__name__
         self._notice = (
-            f"{upload.skipped} of {upload.pace.batches} batches of client {upload.client_id} trained nothing, because "
-            f"{kind}.training_step returned None, or collate_fn in place of a batch: return the loss, or ignore this "
-            "if such batches are left out on purpose"
+            f"{upload.skipped} of {upload.step_counts.batches} batches of client {upload.client_id} trained nothing, "
+            f"because {kind}.training_step returned None, or collate_fn in place of a batch: return the loss, or "
+            "ignore this if such batches are left out on purpose"
         )
 
     def follow_optimizers(self) -> None:

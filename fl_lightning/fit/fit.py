@@ -83,15 +83,15 @@ class FederatedFit:
             if "schedules" in states:  # files of earlier versions have none
                 self.clients.schedules.load_state_dict(states["schedules"])
         sizes = self.clients.loaders.sizes if changed else None
-        memory = server.begin(self._planned_rounds(), self._options.keeps_optimizer, sizes)
-        plan = ", ".join(f"{name} {size:,} B" for name, size in memory.items())
+        memory = server.begin(self._max_rounds(), self._options.keeps_optimizer, sizes)
+        usage = ", ".join(f"{name} {size:,} B" for name, size in memory.items())
         reason = self.clients.runner.full_path
         path_taken = "lean" if reason is None else f"full ({reason})"
         steps = self.clients.schedules.steps
         idle = self._binding.not_trained
         idle = idle and f" {idle} require gradients and are in no optimizer: they are not trained."
         rank_zero_info(
-            f"Federated fit on {self._binding.theta.device}, {path_taken} path. Memory beside the module: {plan}. A "
+            f"Federated fit on {self._binding.theta.device}, {path_taken} path. Memory beside the module: {usage}. A "
             f"round counts as {steps} step{'s' * (steps > 1)} (global_step, max_steps, learning-rate schedules).{idle}"
         )
         self._hint_at_statistics()
@@ -117,7 +117,7 @@ class FederatedFit:
                 "their samples get one class: docs/methods/fedbn.md"
             )
 
-    def _planned_rounds(self) -> int | None:
+    def _max_rounds(self) -> int | None:
         """How many rounds the trainer's limits allow; ``None`` without limits."""
         trainer, limits = self._trainer, list[int]()
         if trainer.max_epochs not in (None, -1):
@@ -231,7 +231,7 @@ class FederatedFit:
         except Exception as error:
             self._server.failures.drop(current, client, f"{type(error).__name__}: {error}", error)
             return None
-        self.clients.schedules.arrived(client, upload.pace)
+        self.clients.schedules.arrived(client, upload.step_counts)
         current.uploads.append(upload)
         return upload.train_loss
 

@@ -104,7 +104,7 @@ class FitLifecycle:
             self._fit.reload(dataloader)
         else:
             batches = local_batches(self._trainer, self._options, limit, dataloader)
-            self.loop.clock.plan = batches.plan(self._options.needs.full_gradients)
+            self.loop.clock.mean_visit = batches.mean_visit(self._options.needs.full_gradients)
             self._begin = partial(self._begun, batches, size, limit, loaded)
         return RoundLoader(size, dataloader, self.loop)
 
@@ -141,7 +141,7 @@ class FitLifecycle:
     def visit_batches(self, loaders: ClientLoaders) -> int:
         """How long a loader of the clients' data seems to be."""
         options = self._options
-        return local_batches(self._trainer, options, 1.0, loaders).plan(options.needs.full_gradients).batches
+        return local_batches(self._trainer, options, 1.0, loaders).mean_visit(options.needs.full_gradients).batches
 
     # ---- checkpoints
 

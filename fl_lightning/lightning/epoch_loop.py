@@ -13,7 +13,7 @@ from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.fast_log import FastLog
 from fl_lightning.lightning.loop_parts import GroupedOptimization, StepValues, count_visits, settle_results
 from fl_lightning.lightning.names import Trainer, TrainerFn, check_contract, lightning_module
-from fl_lightning.lightning.round_clock import VisitClock
+from fl_lightning.lightning.round_clock import RoundClock
 from fl_lightning.lightning.round_progress import RoundProgress
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         self.val_loop = replaced.val_loop
         self.host = host
         self.progress = RoundProgress(trainer)
-        self.clock = VisitClock(self)
+        self.clock = RoundClock(self)
         self.automatic_optimization = GroupedOptimization(trainer, self.clock)
         self._step_values = StepValues(trainer)
 
@@ -136,8 +136,8 @@ class FederatedEpochLoop(_TrainingEpochLoop):
 
     def pass_rounds(self, count: int) -> None:
         """Moves schedulers that begin anew through the rounds before round ``count``, in which others have trained."""
-        assert self.clock.plan is not None
-        steps = self.clock.plan.steps
+        assert self.clock.mean_visit is not None
+        steps = self.clock.mean_visit.steps
         for index in range(count):
             self.progress.begin_at(index)
             self.clock.begin_round(steps, steps)

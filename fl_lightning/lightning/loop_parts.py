@@ -20,7 +20,7 @@ from fl_lightning.lightning.names import (
     rank_zero_info,
     rank_zero_warn,
 )
-from fl_lightning.lightning.round_clock import VisitClock
+from fl_lightning.lightning.round_clock import RoundClock
 
 if TYPE_CHECKING:
     from lightning.pytorch.loops.fit_loop import _FitLoop
@@ -36,7 +36,7 @@ class GroupedOptimization(_AutomaticOptimization):
     Hooks get a batch's place in the visit, and groups begin anew in each pass, so the place does not tell.
     """
 
-    def __init__(self, trainer: Trainer, clock: VisitClock) -> None:
+    def __init__(self, trainer: Trainer, clock: RoundClock) -> None:
         super().__init__(trainer)
         self._clock = clock
 
@@ -130,7 +130,7 @@ class _VisitTrainer(_Trainer):  # type: ignore[misc]
     def train_dataloader(self) -> Any:
         """The training data as the fit shows them: the loader that Lightning walks over gives clients for batches."""
         loader: Any = super().train_dataloader
-        clock: VisitClock = self.fit_loop.epoch_loop.clock
+        clock: RoundClock = self.fit_loop.epoch_loop.clock
         return clock.shown_loader if loader is None else getattr(loader, "shown", loader)
 
     @property
@@ -141,16 +141,16 @@ class _VisitTrainer(_Trainer):  # type: ignore[misc]
         if self.train_dataloader is None:
             rank_zero_info("Loading `train_dataloader` to estimate number of stepping batches.")
             self.fit_loop.setup_data()
-        clock: VisitClock = self.fit_loop.epoch_loop.clock
+        clock: RoundClock = self.fit_loop.epoch_loop.clock
         if clock.endless:
             raise ValueError(clock.endless)
-        if clock.plan is None:
+        if clock.mean_visit is None:
             estimate: int | float = super().estimated_stepping_batches
             return estimate
         rounds: float = inf if self.max_epochs == -1 else max(self.max_epochs, 1)
         if self.max_steps != -1:
-            rounds = min(rounds, ceil(self.max_steps / clock.plan.steps))
-        return clock.plan.steps * int(rounds)
+            rounds = min(rounds, ceil(self.max_steps / clock.mean_visit.steps))
+        return clock.mean_visit.steps * int(rounds)
 
 
 class _CohortBar:

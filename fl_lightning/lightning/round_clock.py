@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class VisitPlan:
+class MeanVisit:
     """The visit that the clock counts by: means over the clients that train, rounded up."""
 
     steps: int  # K, of the optimizer; with manual optimization one per batch is assumed
@@ -33,12 +33,12 @@ class VisitPlan:
         return passes * self.pass_batches + min(rest * self.window, self.pass_batches)
 
 
-class VisitClock:
+class RoundClock:
     """Moves the counters of an epoch loop so that the module and its schedulers see the clock."""
 
     def __init__(self, loop: _TrainingEpochLoop) -> None:
         self._loop = loop
-        self.plan: VisitPlan | None = None  # before a fit has data
+        self.mean_visit: MeanVisit | None = None  # before a fit has data
         self.endless = ""  # why nobody can say how many rounds the fit has
         self.shown_loader: Any = None  # ``trainer.train_dataloader`` until data that was read before is read again
         self.places: int | float = inf  # clients of a round, which Lightning takes for batches
@@ -58,7 +58,7 @@ class VisitClock:
     @property
     def shown_batches(self) -> int | float:
         """``trainer.num_training_batches``: of a visit, or clients where callbacks are told of one."""
-        return self.places if self.plan is None or self.counts_clients else self.plan.batches
+        return self.places if self.mean_visit is None or self.counts_clients else self.mean_visit.batches
 
     @contextmanager
     def counting_clients(self) -> Iterator[None]:
@@ -87,8 +87,8 @@ class VisitClock:
         loop = self._loop
         self._outside = loop.batch_progress, [dict(vars(tracker)) for tracker in self._trackers()]
         loop.batch_progress = type(loop.batch_progress)()
-        if self.plan is not None:
-            loop.batch_progress.total.ready = loop.trainer.current_epoch * self.plan.batches
+        if self.mean_visit is not None:
+            loop.batch_progress.total.ready = loop.trainer.current_epoch * self.mean_visit.batches
         self._held, self._counts_by_hand = 0, self._by_hand
 
     def begin_batch(self, is_last: bool, opens_group: bool = True, ends_group: bool = True) -> None:
@@ -150,13 +150,13 @@ class VisitClock:
         """Moves the clock, and schedulers with it, from the beginning of the round to its end."""
         start = self.tick
         self._excuse_optimizers()
-        if self.scheduled and self.plan is not None:
+        if self.scheduled and self.mean_visit is not None:
             clients = self._loop.batch_progress
             progress = self._loop.batch_progress = type(clients)()
             try:
                 for step in range(1, steps + 1):
                     self._move_to(start + step)
-                    progress.current.ready, progress.is_last_batch = self.plan.batches_after(step), step == steps
+                    progress.current.ready, progress.is_last_batch = self.mean_visit.batches_after(step), step == steps
                     self._step_schedulers("step")
             finally:
                 self._loop.batch_progress = clients

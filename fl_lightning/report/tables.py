@@ -225,7 +225,7 @@ def nobody_missing(methods: Sequence[Method]) -> Part:
 
 
 def costs(methods: Sequence[Method]) -> Part:
-    """Seconds of each method, by what they were spent on, and bytes that the fits planned for, by what they are for."""
+    """Seconds of each method, by what they were spent on, and the most bytes that fits take, by what they are for."""
     taken = [(method, [seconds_of(record) for record in method.records if len(record.rounds)]) for method in methods]
     means = {
         m.label: {part: fmean(fit.get(part, 0.0) for fit in fits) for part in fits[0]} for m, fits in taken if fits
@@ -236,11 +236,11 @@ def costs(methods: Sequence[Method]) -> Part:
         for name, row in means.items()
     ]
     found = [Table(rows, "numbers", ["seconds of a fit", *parts, "in all"])] if rows else []
-    plans = {method.label: method.first.memory for method in methods if method.first.memory}
-    uses = list(dict.fromkeys(use for plan in plans.values() for use in plan))
-    rows = [[use, *(in_bytes(plan.get(use, 0)) for plan in plans.values())] for use in uses]
-    rows.append(["in all", *(in_bytes(sum(plan.values())) for plan in plans.values())])
-    found += [Table(rows, "numbers", ["memory beside the module, at most", *plans])] if plans else []
+    memory = {method.label: method.first.memory for method in methods if method.first.memory}
+    uses = list(dict.fromkeys(use for sizes in memory.values() for use in sizes))
+    rows = [[use, *(in_bytes(sizes.get(use, 0)) for sizes in memory.values())] for use in uses]
+    rows.append(["in all", *(in_bytes(sum(sizes.values())) for sizes in memory.values())])
+    found += [Table(rows, "numbers", ["memory beside the module, at most", *memory])] if memory else []
     return Part("Time and memory", found)
 
 

@@ -61,4 +61,4 @@ def test_a_short_window_needs_little():
 def test_the_history_makes_room_for_the_rows_that_the_rounds_bring(rounds, rows):
     rule = FedLF(max_history=7300)
     rule.begin_fit(federation(10_000, rounds=rounds))
-    assert (rule.history.planned, rule.history.capacity) == (rows, 7300)
+    assert (rule.history.reserve, rule.history.capacity) == (rows, 7300)

@@ -26,7 +26,7 @@ def on_ranks(work, handed=None):
     def one(rank):
         clients = SimpleNamespace(
             module=L.LightningModule(), trainer=SimpleNamespace(callbacks=[]),
-            planned_cost=lambda task: task.cost,
+            expected_cost=lambda task: task.cost,
             batches=SimpleNamespace(loaders=SimpleNamespace(sizes=SIZES)),
         )  # fmt: skip
         state = None if handed is None else SimpleNamespace(hand_out=handed.append)

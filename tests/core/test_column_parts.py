@@ -23,8 +23,8 @@ class Method:
     momentum, pair, nothing, absent = (server_state(Tensor) for _ in range(4))
     gradient = server_state(torch.zeros(0))  # a number per client
     counts, weights = per_client(Tensor), per_client(float)
-    history = row_history(capacity="most", planned="most", device="place")
-    empty = row_history(capacity="most", planned="most", device="place")
+    history = row_history(capacity="most", reserve="most", device="place")
+    empty = row_history(capacity="most", reserve="most", device="place")
     round = server_state(0)
     most, place = 5, None
 

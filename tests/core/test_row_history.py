@@ -136,7 +136,7 @@ def test_restored_history_continues_bit_for_bit(device):
         return results
 
     history, resumed = RowHistory(9, device), RowHistory(9, device)
-    history.planned = 9
+    history.reserve = 9
     play(history, range(7))
     resumed.load_state_dict(reload(history.state_dict()))
     assert len(resumed) == len(history) == 9
@@ -208,9 +208,9 @@ def test_memory_stays_within_the_plan(capacity):
     assert len(history) == 0
 
 
-def test_planned_rows_never_move_and_files_hold_those_in_use():
+def test_reserved_rows_never_move_and_files_hold_those_in_use():
     history, places = RowHistory(30), set()
-    history.planned = 20
+    history.reserve = 20
     for when in range(4):
         remember(history, rows_of(5, when), range(5 * when, 5 * when + 5), when)
         places.add((history._rows.data_ptr(), history._products.gram.data_ptr()))

@@ -32,8 +32,8 @@ class Method(Base):
 
     own = at_clients(files="directory")
     last = at_clients(device="model_device", capacity="max_models", size="part")
-    history = row_history(capacity="max_history", planned="planned_rows", device="history_device")
-    max_history, planned_rows, history_device = 2, 5, None
+    history = row_history(capacity="max_history", reserve="reserved_rows", device="history_device")
+    max_history, reserved_rows, history_device = 2, 5, None
     model_device, max_models, part = None, 4, 0
 
     def __init__(self, directory=None):
@@ -176,7 +176,7 @@ def test_columns_places_and_bytes(tmp_path):
     sizes = {"c": 8, "mean": 16, "c_i": 80, "own": 1300, "last": 700, "history": 5 * 4 * 2 + 2 * 25 * 8}
     assert rule_state.max_nbytes(rule, extent) == {f"Method.{name}": size for name, size in sizes.items()}
     in_files = Method(str(tmp_path))
-    in_files.part, in_files.max_models, in_files.planned_rows = 7, None, 0
+    in_files.part, in_files.max_models, in_files.reserved_rows = 7, None, 0
     sizes = rule_state.max_nbytes(in_files, extent)
     assert (sizes["Method.own"], sizes["Method.last"]) == (300, 13 * 7)
     assert "Method.history" not in sizes
@@ -225,7 +225,7 @@ def test_a_type_begins_with_nothing_and_histories_lie_where_the_rule_says():
     class Typed:
         count, kind = server_state(int), server_state(Tensor)
         wide = per_client(Tensor, dtype=torch.float64)
-        history = row_history(capacity="most", planned="most", device="place")
+        history = row_history(capacity="most", reserve="most", device="place")
         most, place = 2, "meta"
 
     rule = Typed()

@@ -16,8 +16,8 @@ from fl_lightning.algorithms import ClientReport, ClientRule, FedFa, FedLF
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers
 from fl_lightning.core.storage.declared import at_clients
 from fl_lightning.core.storage.per_client import plain
-from fl_lightning.federation.messages import federation_plan
-from fl_lightning.lightning.round_clock import VisitPlan
+from fl_lightning.federation.messages import federation_mean_visit
+from fl_lightning.lightning.round_clock import MeanVisit
 
 pytestmark = pytest.mark.filterwarnings("ignore:what training gathers in .* goes to the server")
 
@@ -222,7 +222,7 @@ def test_a_client_without_data_is_named():
         one_client(data).train(message())
 
 
-OWN = VisitPlan(steps=4, batches=7, pass_batches=7, window=2)
+OWN = MeanVisit(steps=4, batches=7, pass_batches=7, window=2)
 
 
 @pytest.mark.parametrize(
@@ -231,14 +231,14 @@ OWN = VisitPlan(steps=4, batches=7, pass_batches=7, window=2)
         (None, True, 1, False, OWN),
         (4, True, 1, False, OWN),
         (None, False, 1, False, None),
-        (5, False, 1, False, VisitPlan(5, 10, 10, 2)),
-        (5, False, 2, False, VisitPlan(5, 10, 5, 2)),
-        (5, False, 3, False, VisitPlan(5, 10, 4, 2)),
-        (1, False, 1, True, VisitPlan(1, 7, 7, 2)),
+        (5, False, 1, False, MeanVisit(5, 10, 10, 2)),
+        (5, False, 2, False, MeanVisit(5, 10, 5, 2)),
+        (5, False, 3, False, MeanVisit(5, 10, 4, 2)),
+        (1, False, 1, True, MeanVisit(1, 7, 7, 2)),
     ],
 )
 def test_the_clock_of_a_federation(given, has_all, epochs, full, expected):
-    found = federation_plan(message(steps_per_round=given), OWN, has_all, epochs, full)
+    found = federation_mean_visit(message(steps_per_round=given), OWN, has_all, epochs, full)
     assert found == expected
 
 

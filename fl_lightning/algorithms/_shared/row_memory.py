@@ -27,14 +27,14 @@ class RemembersRows(ServerRule):
     more than 8 GiB. They live on ``history_device``; ``None``: beside the updates.
     """
 
-    history = row_history(capacity="max_history", planned="planned_rows", device="history_device")
+    history = row_history(capacity="max_history", reserve="reserved_rows", device="history_device")
 
     def __init__(self, window: int | None, max_history: int | None = None, history_device: str | None = None) -> None:
         if window == 0:
             for name, value in (("max_history", max_history), ("history_device", history_device)):
                 check_unused(f"{name} of {type(self).__name__}", value, None, "where no rows are remembered")
         self.window, self.max_history, self.history_device = window, max_history, history_device
-        self.planned_rows = 0  # at most, in this fit
+        self.reserved_rows = 0  # at most, in this fit
 
     @property
     def reads(self) -> Reads:  # type: ignore[override]
@@ -56,8 +56,8 @@ class RemembersRows(ServerRule):
                 f"products, up to {size:,} B, more than the 8 GiB that it takes unasked: write "
                 f"{name}(max_history={fitting}), which fits, or max_history={rows} for all of them"
             )
-        self.history.capacity, self.history.planned = min(most, clients), min(most, rows)
-        self.planned_rows = self.history.planned
+        self.history.capacity, self.history.reserve = min(most, clients), min(most, rows)
+        self.reserved_rows = self.history.reserve
 
     def joint_rows(self, cohort: Cohort, since: float | None = None) -> JointRows:
         """The round's rows, followed by those of absent clients that were last online in round ``since`` or later."""

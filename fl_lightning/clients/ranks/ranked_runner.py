@@ -115,7 +115,7 @@ class RankedRunner(CohortRunner):
     def _places(self, left: Sequence[int]) -> Iterable[int]:
         """The places of the clients that this rank trains, as it becomes free for them."""
         ranks, tasks = self._ranks, self._tasks
-        costs = {place: self._clients.planned_cost(tasks[place]) for place in left}
+        costs = {place: self._clients.expected_cost(tasks[place]) for place in left}
 
         def longest_first(places: Iterable[int]) -> list[int]:
             return sorted(places, key=lambda place: (-costs[place], place))

@@ -198,8 +198,8 @@ class _AtClients(_Object[ByClient[Snapshot]]):
 class _Rows(_Object[RowHistory]):
     in_columns, kind = True, RowHistory
 
-    def __init__(self, capacity: str, planned: str, device: str) -> None:
-        self._capacity, self._planned, self._device, self.placement = capacity, planned, device, (device,)
+    def __init__(self, capacity: str, reserve: str, device: str) -> None:
+        self._capacity, self._reserve, self._device, self.placement = capacity, reserve, device, (device,)
 
     def initial(self, rule: object) -> RowHistory:
         return RowHistory(named(rule, self._capacity), named(rule, self._device))
@@ -208,7 +208,7 @@ class _Rows(_Object[RowHistory]):
         return {**state, "rows": change(state["rows"])}
 
     def max_nbytes(self, rule: object, extent: Extent) -> int:
-        rows = named(rule, self._planned)
+        rows = named(rule, self._reserve)
         return RowHistory.max_nbytes(rows, extent.columns, extent.layers, extent.dtype) if rows else 0
 
 
@@ -287,6 +287,6 @@ def at_clients(
 
 
 @checked()
-def row_history(*, capacity: str, planned: str, device: str) -> Declared[RowHistory]:
+def row_history(*, capacity: str, reserve: str, device: str) -> Declared[RowHistory]:
     """Declares a :class:`RowHistory`, by the rule's attributes for most rows, rows that a fit needs, and device."""
-    return _Rows(capacity, planned, device)
+    return _Rows(capacity, reserve, device)

@@ -100,13 +100,13 @@ class RowHistory:
 
     Products lie there per layer; what :meth:`joint_gram` has computed is reused when the new rows are remembered, so a
     round computes products of new rows only. A product that no round has needed yet is NaN inside and computed on
-    demand. The first row makes room for ``planned``, of which a CPU's memory holds what is written; beyond them storage
-    grows by half, and the old one and the new one exist at once. It never exceeds ``capacity`` rows: those of the
-    oldest rounds leave first (among equals, larger client ids). Products lie beside the rows, which live on ``device``,
-    or beside the updates; nothing but :meth:`load_state_dict` looks at them, so a device is not waited for.
+    demand. The first row makes room for ``reserve`` rows, of which a CPU's memory holds what is written; beyond them
+    storage grows by half, and the old one and the new one exist at once. It never exceeds ``capacity`` rows: those of
+    the oldest rounds leave first (among equals, larger client ids). Products lie beside the rows, which live on
+    ``device``, or beside the updates; nothing but :meth:`load_state_dict` looks at them, so a device is not waited for.
     """
 
-    planned = 0
+    reserve = 0
 
     def __init__(self, capacity: int | None = None, device: torch.device | str | None = None) -> None:
         if capacity is not None and capacity < 1:
@@ -289,7 +289,7 @@ class RowHistory:
 
     def _grow(self, wanted: int, updates: UpdateMatrix) -> None:
         held, layers = len(self._rows), updates.layout.num_layers
-        slots = max(wanted, held + held // 2, self.planned)
+        slots = max(wanted, held + held // 2, self.reserve)
         slots = slots if self.capacity is None else min(slots, self.capacity)
         rows = empty_rows(slots, updates.rows, self.device)  # a row is written before one behind it is
         there = accumulation_device(rows)
