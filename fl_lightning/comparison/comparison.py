@@ -14,11 +14,12 @@ from typing import Any
 
 from fl_lightning.arguments import TEXT, checked
 from fl_lightning.comparison.plan import STAGES, Measure, Plan, Run, picked_rates
-from fl_lightning.comparison.table import filled, notes, table_text
+from fl_lightning.comparison.table import filled, gains_text, notes, table_text
 from fl_lightning.core.storage.files import write_text
 from fl_lightning.lightning.names import rank_zero_warn
 from fl_lightning.report import FitRecord, write_report
 from fl_lightning.report.conclusion import conclude
+from fl_lightning.report.gains import Gain, gain_tables
 from fl_lightning.report.runs_of_a_method import by_method
 from fl_lightning.report.tables import Estimate, MethodSummary, summaries
 
@@ -77,8 +78,15 @@ class Comparison:
         paragraphs, _ = conclude(self.rows, self.measure.metric, self.measure.mode)
         return "\n".join(map(filled, paragraphs))
 
+    @cached_property
+    def gains(self) -> dict[str, list[Gain]]:
+        """By method, what each client gains over training alone; empty without the bound ``"local only"``."""
+        found = self.measure
+        return gain_tables(by_method(self.records), found.metric, found.reported_on, found.mode)
+
     def __str__(self) -> str:
-        return "\n\n".join(part for part in (self.table, self._notes, self.conclusion) if part)
+        joining = gains_text(self.gains, self.measure.metric, everything=False)
+        return "\n\n".join(part for part in (self.table, self._notes, self.conclusion, joining) if part)
 
     @property
     def _notes(self) -> str:
@@ -105,7 +113,8 @@ class Comparison:
             What was written.
         """
         written = [Path(folder) / name for name in FILES[:-1]]
-        page = "\n\n".join(part for part in (self.conclusion, table_text(self.rows, width=None), self._notes) if part)
+        whole, joining = table_text(self.rows, width=None), gains_text(self.gains, self.measure.metric)
+        page = "\n\n".join(part for part in (self.conclusion, whole, self._notes, joining) if part)
         texts = (f"{page}\n", _csv(map(self._run_row, self.plan.runs(self.learning_rates))), _csv(self._client_rows()))
         for path, text in zip(written, texts, strict=True):
             write_text(path, text)

@@ -7,14 +7,17 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from math import isnan
 
+from fl_lightning.arguments.kinds import listed
 from fl_lightning.comparison.plan import Measure, Plan, Run
 from fl_lightning.report.conclusion import LOCAL, POOLED
+from fl_lightning.report.gains import Gain, counted, gain_cells
 from fl_lightning.report.number_formats import STAGES, notation, percent, plural, shortened, spread
 from fl_lightning.report.repetitions import division_share
 from fl_lightning.report.tables import Estimate, MethodSummary
 
 WIDTH = 120
-_SHORTEST = 8
+_SHORTEST, _LONGEST = 8, 40
+_PRINTED, _NAMED = 15, 5
 _WORDS = {"mean": "the mean over the clients", "worst_10": "the mean over the worst tenth of the clients"}
 
 
@@ -29,6 +32,37 @@ def table_text(rows: Sequence[MethodSummary], width: int | None = WIDTH) -> str:
             names -= 1
         else:
             clients -= 1
+
+
+def gains_text(gains: Mapping[str, Sequence[Gain]], metric: str, everything: bool = True) -> str:
+    """Whether clients should join: a sentence per method, and tables with a row per client.
+
+    Without everything, there is one table, of the method with the fewest clients that are worse off, and none of more
+    than 15 clients.
+    """
+    if not gains:
+        return ""
+    head = f"Should a client join? The gain in {metric} over training alone, with its 95 % interval:"
+    sentences = [head, *(f"{method}: {counted(each)}.{_worse_off(each)}" for method, each in gains.items())]
+    shown = gains if everything else dict([min(gains.items(), key=_left_behind)])
+    tables = [_gain_table(method, each) for method, each in shown.items() if everything or len(each) <= _PRINTED]
+    return "\n\n".join(["\n".join(map(filled, sentences)), *tables])
+
+
+def _gain_table(method: str, gains: Sequence[Gain]) -> str:
+    cells = [[_short(cell, _LONGEST) for cell in gain_cells(gain)] for gain in gains]
+    head = ("client", "alone", f"with {_short(method, _LONGEST)}", "gain", "the client is")
+    return "\n".join(_padded(head, cells))
+
+
+def _left_behind(entry: tuple[str, Sequence[Gain]]) -> tuple[int, int]:
+    advice = [gain.advice for gain in entry[1]]
+    return advice.count("worse off"), -advice.count("better off")
+
+
+def _worse_off(gains: Sequence[Gain]) -> str:
+    worse = [gain.client for gain in gains if gain.advice == "worse off"]
+    return f" Worse off: {listed(worse, 'and')}." if 0 < len(worse) <= _NAMED else ""
 
 
 def _lines(rows: Sequence[MethodSummary], names: int, clients: int) -> list[str]:
@@ -53,11 +87,17 @@ def _lines(rows: Sequence[MethodSummary], names: int, clients: int) -> list[str]
         ]
         for row, both in zip(rows, shares, strict=True)
     ]
+    return _padded(head, cells, last_right=True)  # seconds; marks end some of the other cells
+
+
+def _padded(head: Sequence[str], cells: Sequence[Sequence[str]], last_right: bool = False) -> list[str]:
+    """The lines of a table in Markdown."""
     widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
-    # Seconds align at the right, and so does nothing else: marks end some of the other cells.
-    rule = ["-" * width for width in widths[:-1]] + ["-" * (widths[-1] - 1) + ":"]
-    padded = ([cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in (head, rule, *cells))
-    return [f"| {' | '.join([*row[:-1], row[-1].strip().rjust(widths[-1])])} |" for row in padded]
+    rule = ["-" * width for width in widths]
+    rule[-1] = f"{rule[-1][1:]}:" if last_right else rule[-1]
+    rows = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in (head, rule, *cells)]
+    ends = [row[-1].strip().rjust(widths[-1]) if last_right else row[-1] for row in rows]
+    return [f"| {' | '.join([*row[:-1], end])} |" for row, end in zip(rows, ends, strict=True)]
 
 
 def _cell(estimate: Estimate, form: str) -> str:

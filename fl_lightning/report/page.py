@@ -15,7 +15,7 @@ from fl_lightning.arguments import FILLED, checked
 from fl_lightning.arguments.kinds import listed
 from fl_lightning.core.errors import how_to_install
 from fl_lightning.core.storage.files import write_text
-from fl_lightning.report import tables
+from fl_lightning.report import gains, tables
 from fl_lightning.report.conclusion import lede
 from fl_lightning.report.number_formats import client_label, duration, isolated, percent, plural, shortened, spread
 from fl_lightning.report.pictures import DARK, FONTS, LIGHT, Picture, color_of
@@ -106,6 +106,7 @@ def _sections(
     missing = round_pictures.missing(methods)
     return [
         ("clients", "Clients", [client_pictures.fares(methods, stage), table, heat_maps.over_time(methods)]),
+        ("joining", "Should a client join?", [gains.joining(methods, stage, table)]),
         ("rounds", "Rounds", [
             round_pictures.mean_and_worst(methods), round_pictures.unevenness(methods),
             round_pictures.training_loss(methods), round_pictures.learning_rate(methods),

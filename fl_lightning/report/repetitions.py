@@ -9,12 +9,9 @@ because what a division does to it is the same for all its seeds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import sqrt
-from statistics import NormalDist, fmean, stdev, variance
+from math import cos, inf, pi, sin, sqrt, tan
+from statistics import fmean, stdev, variance
 from typing import NamedTuple
-
-_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Of Student's t at .975, with 1 to 10 degrees of freedom."""
 
 
 class Repetition(NamedTuple):
@@ -37,27 +34,37 @@ class Spread(NamedTuple):
         return cls(fmean(found), stdev(found) if len(found) > 1 else None) if found else None
 
 
-def paired(numbers: Mapping[Repetition, float], reference: Mapping[Repetition, float]) -> tuple[float, float] | None:
-    """The difference to the reference, taken repetition by repetition, as a 95 % interval of Student's t.
+class Interval(NamedTuple):
+    """Of Student's t, for the mean over other repetitions."""
 
-    Middle and half of the width of the interval for another seed, or where there are several divisions for another
-    division; ``None`` if both have fewer than two of them.
-    """
+    middle: float
+    half: float  # of its width; infinite with one repetition, which says nothing about chance
+
+
+def paired(numbers: Mapping[Repetition, float], reference: Mapping[Repetition, float]) -> Interval | None:
+    """The :func:`interval` of the difference to the reference, taken repetition by repetition; ``None`` without any."""
+    return interval({one: numbers[one] - reference[one] for one in numbers.keys() & reference.keys()})
+
+
+def interval(numbers: Mapping[Repetition, float], level: float = 0.95) -> Interval | None:
+    """Of a number over repetitions: for another seed, or where there are several divisions for another division."""
     found: dict[int, list[float]] = {}
-    for repetition in numbers.keys() & reference.keys():
-        found.setdefault(repetition.division, []).append(numbers[repetition] - reference[repetition])
+    for repetition, number in numbers.items():
+        found.setdefault(repetition.division, []).append(number)
     units = [fmean(several) for several in found.values()] if len(found) > 1 else next(iter(found.values()), [])
-    if len(units) < 2:
+    if not units:
         return None
-    return fmean(units), _quantile(len(units) - 1) * stdev(units) / sqrt(len(units))
+    if len(units) < 2:
+        return Interval(units[0], inf)
+    return Interval(fmean(units), student_quantile(level, len(units) - 1) * stdev(units) / sqrt(len(units)))
 
 
 def mark(numbers: Mapping[Repetition, float], reference: Mapping[Repetition, float], larger_is_better: bool) -> str:
     """Better ``"+"``, worse ``"-"``, or nothing where the interval of :func:`paired` has zero in it."""
-    interval = paired(numbers, reference)
-    if interval is None or abs(interval[0]) <= interval[1]:
+    found = paired(numbers, reference)
+    if found is None or abs(found.middle) <= found.half:
         return ""
-    return "+" if (interval[0] > 0) == larger_is_better else "-"
+    return "+" if (found.middle > 0) == larger_is_better else "-"
 
 
 def division_share(numbers: Mapping[Repetition, float]) -> float | None:
@@ -77,11 +84,23 @@ def division_share(numbers: Mapping[Repetition, float]) -> float | None:
     return between / (between + within) if between + within else None
 
 
-def _quantile(freedom: int) -> float:
-    """Student's t at .975; beyond the table by its expansion around the normal distribution, right to .001."""
-    if freedom <= len(_QUANTILES):
-        return _QUANTILES[freedom - 1]
-    z = NormalDist().inv_cdf(0.975)
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + (z**3 + z) / (4 * freedom) + second / freedom**2 + third / freedom**3
+def student_quantile(level: float, freedom: int) -> float:
+    """What the size of Student's t stays below with this probability.
+
+    By the finite sums for whole degrees of freedom, 26.7.3 and 26.7.4 of Abramowitz and Stegun, in the angle whose
+    tangent is ``t / sqrt(freedom)``; halving finds the angle. More than 1,000 degrees count as 1,000.
+    """
+    freedom = min(freedom, 1000)
+    low, high = 0.0, pi / 2
+    while (angle := (low + high) / 2) not in (low, high):
+        low, high = (angle, high) if _inside(angle, freedom) < level else (low, angle)
+    return sqrt(freedom) * tan(low)
+
+
+def _inside(angle: float, freedom: int) -> float:
+    odd = freedom % 2
+    term, total = 1.0, float(freedom > 1)
+    for k in range(2 + odd, freedom, 2):
+        term *= (k - 1) / k * cos(angle) ** 2
+        total += term
+    return 2 / pi * (angle + sin(angle) * cos(angle) * total) if odd else sin(angle) * total

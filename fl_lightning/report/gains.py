@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every client gains over training alone: whether it should join."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, isfinite, nan
+from statistics import fmean
+from typing import Literal
+
+from fl_lightning.metrics.functional import Mode
+from fl_lightning.report.conclusion import LOCAL
+from fl_lightning.report.number_formats import notation, number
+from fl_lightning.report.repetitions import Interval, Repetition, interval
+from fl_lightning.report.runs_of_a_method import Method, Stage, goodness, label_of
+from fl_lightning.report.tables import Part, Summary, Table
+
+Advice = Literal["better off", "worse off", "cannot be told"]
+ADVICE: tuple[Advice, ...] = ("better off", "worse off", "cannot be told")
+_OPENED = 15
+"""Of so many clients or fewer, the tables are open."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a client gains by a method over training alone.
+
+    Attributes:
+        client: its name.
+        alone: mean of its value over the repetitions in which it trains alone; NaN without one.
+        together: the same with the method.
+        interval: of the gain, taken repetition by repetition, with 95 %; positive is good. ``None`` where no repetition
+            has both values.
+    """
+
+    client: str
+    alone: float
+    together: float
+    interval: Interval | None
+
+    @property
+    def advice(self) -> Advice:
+        """What the interval says: ``"cannot be told"`` where it has zero in it, or there is none."""
+        if self.interval is None or abs(self.interval.middle) <= self.interval.half:
+            return "cannot be told"
+        return "better off" if self.interval.middle > 0 else "worse off"
+
+
+def gains(method: Method, alone: Method, metric: str, stage: Stage, mode: Mode) -> list[Gain]:
+    """Each client's gain, the smallest first, and last those of whom nothing is known.
+
+    Several divisions of the data may deal samples to clients anew. Clients are then looked at one by one only if they
+    are known by names and not by numbers: client 3 of another division is somebody else.
+    """
+    with_it, by_itself = (by_client(one, one.own(metric, stage), stage) for one in (method, alone))
+    found = []
+    for client in [*with_it, *(name for name in by_itself if name not in with_it)]:
+        ours, theirs = with_it.get(client, {}), by_itself.get(client, {})
+        differences = {
+            one: goodness(ours[one], mode) - goodness(theirs[one], mode) for one in ours.keys() & theirs.keys()
+        }
+        before, after = (fmean(values.values()) if values else nan for values in (theirs, ours))
+        found.append(Gain(client, before, after, interval(differences)))
+    return sorted(found, key=lambda gain: (inf,) if gain.interval is None else gain.interval)
+
+
+def by_client(method: Method, metric: str, stage: Stage) -> dict[str, dict[Repetition, float]]:
+    """Each client's last values, by its name, over the repetitions in which it has one; empty where names do not last.
+
+    Clients without any value are there, too.
+    """
+    if not method.same_clients and any(name.isdecimal() for record in method.records for name in record.client_names):
+        return {}
+    found: dict[str, dict[Repetition, float]] = {}
+    for repetition, values in method.ends(metric, stage).items():
+        for client, value in values.items():
+            known = found.setdefault(label_of(method.fits[repetition], client), {})
+            if isfinite(value):
+                known[repetition] = value
+    return found
+
+
+def gain_tables(methods: Sequence[Method], metric: str, stage: Stage, mode: Mode) -> dict[str, list[Gain]]:
+    """:func:`gains` by the labels of the methods; empty where no client has trained alone."""
+    alone = next((method for method in methods if method.is_bound and method.first.method == LOCAL), None)
+    if alone is None:
+        return {}
+    found = {m.label: gains(m, alone, metric, stage, mode) for m in methods if not m.is_bound}
+    return {label: each for label, each in found.items() if any(gain.interval for gain in each)}
+
+
+def counted(found: Sequence[Gain]) -> str:
+    """How many clients get which advice, in words."""
+    counts = {advice: sum(gain.advice == advice for gain in found) for advice in ADVICE}
+    return ", ".join(f"{count:,} {advice}" for advice, count in counts.items() if count)
+
+
+def joining(methods: Sequence[Method], stage: Stage, table: Summary | None) -> Part:
+    """The section of a report."""
+    found = {} if table is None else gain_tables(methods, table.metric, stage, table.mode)
+    if table is None or not found:
+        return Part()
+    rows = {label: [list(gain_cells(gain)) for gain in each] for label, each in found.items()}
+    head = ["client", "alone", "with it", "gain", "the client is"]
+    parts = [
+        Table(rows[label], "numbers", head, f"{label}: {counted(each)}", place == 0 and len(each) <= _OPENED)
+        for place, (label, each) in enumerate(found.items())
+    ]
+    caption = (
+        f"What each client gains in {table.metric} over training alone ({LOCAL}), with the 95 % interval over the "
+        "repetitions. The client is better or worse off where the interval leaves out zero: by chance, that happens to "
+        "one of 20 clients that gain nothing."
+    )
+    return Part("Should a client join?", parts, caption)
+
+
+def gain_cells(gain: Gain) -> tuple[str, str, str, str, str]:
+    """A client's row: name, value alone, value with the method, gain with its interval, and advice."""
+    middle, half = (None, inf) if gain.interval is None else gain.interval
+    form = notation([value for value in (gain.alone, gain.together) if isfinite(value)])
+    words = "-" if middle is None else f"{middle:+{form}}" + (f" ± {number(half, form)}" if isfinite(half) else "")
+    alone, together = (number(value if isfinite(value) else None, form) for value in (gain.alone, gain.together))
+    return gain.client, alone, together, words, gain.advice
