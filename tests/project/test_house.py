@@ -8,7 +8,6 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
 from house import imports, modules, room, syntax
 
 from fl_lightning.lightning import metric_state
@@ -40,12 +39,6 @@ def imported_by(module):
 
 def test_every_room_has_a_floor():
     assert {room(module) for module in MODULES} == {name for floor in FLOORS for name in floor}
-
-
-def test_contributing_draws_these_floors():
-    page = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    drawn = page.split("The rooms of `fl_lightning/`:\n\n```\n")[1].split("```")[0].replace(".py", "")
-    assert [set(line.split(", ")) for line in drawn.splitlines()] == [set(floor) for floor in FLOORS]
 
 
 def test_architecture_maps_these_floors():
@@ -91,39 +84,3 @@ def test_the_inside_of_lightning_is_one_rooms_business():
         for node in inside_lightning(syntax(path))
     ]
     assert found == []
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "from lightning.pytorch import Trainer",
-        "import os, lightning.pytorch as pl",
-        "from pytorch_lightning.loops import _Loop",
-        "x = names.lightning_module('callbacks')",
-        "trainer.fit_loop._data_source",
-        "getattr(self.trainer, 'x')._data_source",
-        "metric._update_count",
-    ],
-)
-def test_the_guard_sees_each_way_in(line):
-    assert list(inside_lightning(ast.parse(line))) != []
-
-
-def test_every_room_says_what_it_is_for():
-    texts = {path: ast.get_docstring(syntax(path)) or "" for path in PACKAGE.glob("*/**/__init__.py")}
-    assert [str(path.parent) for path, text in texts.items() if "Uses " not in text] == []
-
-
-def test_rooms_name_the_rooms_that_they_use():
-    rooms = {name for floor in FLOORS for name in floor}
-    named, used = {}, {}
-    for path in PACKAGE.glob("*/__init__.py"):
-        said = (ast.get_docstring(syntax(path)) or "").split("Uses ")[1]
-        if "every room but" in said or "below" in said:
-            continue
-        own = path.parent.name
-        named[own] = rooms & set(re.findall(r"``(\w+)``", re.split(r"[.;](?:\s|$)", said)[0]))
-        files = [module for module in MODULES if room(module) == own]
-        used[own] = {room(other) for module in files for other in imported_by(module)} - {own}
-    assert len(named) > 8
-    assert named == used

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runner of mutants: on a toy package one is noticed and one survives, and which tests belong to a file."""
+"""The runner of mutants: on a toy package one is noticed and one survives."""
 
 import subprocess
 
@@ -15,11 +15,7 @@ TEST = "from toy.room.doubling import double\n\n\ndef test_double():\n    assert
 def tree(tmp_path):
     for name, text in {
         "toy/room/doubling.py": SOURCE,
-        "toy/room/user.py": "from toy.room.doubling import double\n",
-        "toy/room/alone.py": "",
         "tests/room/test_doubling_more.py": TEST,
-        "tests/room/test_user.py": "def test_nothing():\n    pass\n",
-        "tests/room/test_names.py": "def test_nothing():\n    'fl.double'\n",
     }.items():
         (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "root" / name).write_text(text)
@@ -36,13 +32,6 @@ def test_one_mutant_is_noticed_and_one_survives(tree, tmp_path):
         f"{head}-    return value + value\n+    return value - value\n": True,
     }
     assert (tmp_path / "copy" / "toy" / "room" / "doubling.py").read_text() == SOURCE
-
-
-def test_tests_that_belong_to_a_file(tree):
-    tests = {name: f"tests/room/test_{name}.py" for name in ("doubling_more", "user", "names")}
-    near = [[tests["names"], tests["user"]]]
-    assert mutants.circles(tree, "toy/room/doubling.py") == [[tests["doubling_more"]], *near]
-    assert mutants.circles(tree, "toy/room/alone.py") == [["tests/room"]]
 
 
 def test_known_survivors_still_stand_in_their_files():

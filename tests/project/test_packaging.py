@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is built, shipped and promised to users before any code runs."""
 
-import ast
 import os
 import re
 import tarfile
@@ -110,11 +109,6 @@ def test_the_published_text_has_no_relative_links(metadata):
     assert len(targets) == len(re.findall(r"\]\(([^)]+)\)", page)) > 20
 
 
-def test_all_sources_parse_as_python_3_10():
-    for path in SOURCES:
-        ast.parse(path.read_text(encoding="utf-8"), filename=str(path), feature_version=(3, 10))
-
-
 def test_all_sources_name_their_licence():
     texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in SOURCES}
     # An __init__.py without code may be empty.
@@ -167,10 +161,3 @@ def test_the_version_is_the_same_everywhere():
     latest = re.search(r"^## (\S+) \((unreleased|\d{4}-\d\d-\d\d)\)$", changes, re.MULTILINE)
     assert latest[1] == version
     assert ("date-released" in citation) == (latest[2] != "unreleased")
-
-
-def test_the_oldest_torch_that_runs_kernels_builds_and_tries_the_wheels():
-    setup, project = ((ROOT / name).read_text(encoding="utf-8") for name in ("setup.py", "pyproject.toml"))
-    named = "torch=={}.{}.*".format(*re.search(r"^TORCH = .(\d+), (\d+).$", setup, re.MULTILINE).groups())
-    assert f"'{named}'" in re.search(r"^before-build = (.*)$", project, re.MULTILINE)[1]
-    assert f'"{named}"' in (ROOT / "release/clean_environments.py").read_text(encoding="utf-8")

@@ -64,28 +64,6 @@ def test_every_page_is_in_a_table_of_contents(site):
     assert listed == tops | {"methods/index.md", *site.notebooks().values()}
 
 
-def test_a_page_that_no_list_names_goes_to_the_guides(site):
-    known = site.pages()
-    index = site.site_text("docs/index.md", known)
-    page = site.index_page(index, {*known.values(), "new.md"} - {"index.md"})
-    guides = page.split(":caption: Guides\n")[1].split("```")[0].split()
-    assert guides[0] == "groups"
-    assert guides[-1] == "new"
-    assert "notebooks/four_sites" in page.split(":caption: Get started\n")[1].split("```")[0]
-    assert page.count("grid-item-card}") == len(list(site.sections(index))) + 1  # the reference
-
-
-def test_links_lead_to_pages_or_into_the_repository(site):
-    known = site.pages()
-    text = site.site_text("docs/methods/README.md", known)
-    assert "](fedavg.md)" in text
-    contributing = site.site_text("CONTRIBUTING.md", known)
-    assert "](architecture.md)" in contributing
-    assert f"]({site.REPOSITORY}/blob/main/tests/mutations/table.md)" in contributing
-    assert f"]({site.REPOSITORY}/tree/main/examples)" in site.site_text("docs/index.md", known)
-    assert "](methods/index.md)" in site.site_text("docs/index.md", known)
-
-
 def parses(text):
     try:
         return bool(ast.parse(text))
