@@ -154,8 +154,8 @@ class AgnosticWeights(ClientRule):
                 f"inputs of FA must have shape [B, {bases.shape[1]}] as its bases do, found {list(inputs.shape)}"
             )
         # By differences: products of many inputs far from 0 would not know how far they are from each other.
-        apart = torch.cdist(inputs.detach().to(bases), bases, compute_mode="donot_use_mm_for_euclid_dist")
-        return torch.exp(-apart.square() / (2 * self._width**2))
+        distances = torch.cdist(inputs.detach().to(bases), bases, compute_mode="donot_use_mm_for_euclid_dist")
+        return torch.exp(-distances.square() / (2 * self._width**2))
 
     def end_client(self, work: LocalWork) -> ClientReport:
         """Reports the sums per basis and the counts."""

@@ -20,12 +20,12 @@ class Bounds:
     below: float = math.inf
     finite: bool = True  # NaN and infinities are refused
     filled: bool = False  # an empty sequence is refused
-    said: str = ""  # in place of the usual words
+    wording: str = ""  # in place of the usual words
 
     def words(self, integer: bool) -> str:
         """Such as ``"a number from 0 to below 1"``."""
-        if self.said:
-            return self.said
+        if self.wording:
+            return self.wording
         kind = "an integer" if integer else "a number"
         open_end = self.most == self.below == math.inf
         if open_end and (self.above == 0 or (integer and self.least == 1)):

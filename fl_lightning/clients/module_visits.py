@@ -28,7 +28,7 @@ class ModuleVisits:
     """Lets every visit begin with the module as the round found it."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, self.said = module, set[str]()  # what was said of earlier visits and is not said again
+        self._module, self.warned = module, set[str]()  # of what, in earlier visits
         self._snapshot: ModuleSnapshot | None = None
         self._aside: dict[str, tuple[Metric, MetricState]] = {}
         self._in_visit = self._pinned = False
@@ -115,9 +115,9 @@ class ModuleVisits:
         device = next((parameter.device for parameter in self._module.parameters()), torch.device("cpu"))
         found = [(visit, read(visit.plain, self.looked, device)) for visit in visits if visit.plain]
         merge([one for _, one in found], next((one for visit, one in found if visit is chosen), None))
-        lost = {name: why for visit in visits for name, why in visit.lost.items() if name not in self.said}
+        lost = {name: why for visit in visits for name, why in visit.lost.items() if name not in self.warned}
         if lost:
-            self.said.update(lost)
+            self.warned.update(lost)
             rank_zero_warn(
                 f"what clients leave in {type(self._module).__name__} must be plain values, tensors and containers of "
                 f"them; these attributes are put back after every client: "

@@ -155,10 +155,12 @@ class ClientLosses:
         self._differentiates = False
         self._loss: Callable[[Any, int], Any] = getattr(calls.module, "federated_loss", None) or calls.training_output
 
-    def measure(self, client: int, needs: Needs, apart: Callable[[], AbstractContextManager[None]]) -> dict[str, float]:
+    def measure(
+        self, client: int, needs: Needs, preserved: Callable[[], AbstractContextManager[None]]
+    ) -> dict[str, float]:
         """Sample-weighted means over the client's training data at the bound parameters, in eval mode.
 
-        ``apart`` brings random numbers and buffers back.
+        ``preserved`` brings random numbers and buffers back.
         """
         wanted: dict[str, Callable[[Any, int], Any]] = {}
         if needs.losses or needs.requery:
@@ -167,13 +169,13 @@ class ClientLosses:
             accuracy = getattr(self._calls.module, "federated_accuracy")  # noqa: B009 (nn.Module's type)
             wanted["accuracy"] = accuracy
         try:
-            with apart(), self._calls.undone(), torch.set_grad_enabled(self._differentiates):
+            with preserved(), self._calls.undone(), torch.set_grad_enabled(self._differentiates):
                 return self._means(client, wanted)
         except RuntimeError as error:
             if self._differentiates or "does not require grad" not in str(error):
                 raise
         self._differentiates = True  # a gradient penalty, for instance: the loss is made of gradients
-        return self.measure(client, needs, apart)
+        return self.measure(client, needs, preserved)
 
     def _means(self, client: int, wanted: Mapping[str, Callable[[Any, int], Any]]) -> dict[str, float]:
         precision = self._calls.precision

@@ -16,7 +16,16 @@ from fl_lightning.arguments import trusted
 from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.core.errors import ClientError
 from fl_lightning.core.records import RoundRecord
-from fl_lightning.federation.door import COMPANIONS, LARGEST, OUTLIER, MisfitError, loss, outliers, read, said
+from fl_lightning.federation.message_checks import (
+    COMPANIONS,
+    LARGEST,
+    OUTLIER,
+    MessageError,
+    loss,
+    outliers,
+    printable,
+    read,
+)
 from fl_lightning.federation.messages import ClientMessage
 from fl_lightning.federation.served_model import ServedModel
 from fl_lightning.fit.server import Server
@@ -74,7 +83,7 @@ class Closing:
         for client, found in answers.items():
             try:
                 fitting[client] = self._fitting(client, index, read(ClientMessage, found))
-            except MisfitError as flaw:  # noqa: PERF203 - once per client and round
+            except MessageError as flaw:  # noqa: PERF203 - once per client and round
                 misfits[client] = str(flaw)
         odd = _odd_ones(fitting)
         if self.needs.client_lr or self.needs.full_gradients:
@@ -82,37 +91,37 @@ class Closing:
         return {client: answer for client, answer in fitting.items() if client not in odd}, misfits | odd
 
     def _fitting(self, client: int, index: int, answer: ClientMessage) -> ClientMessage:
-        """The answer, whose upload is then among the others; raises MisfitError if it does not fit."""
+        """The answer, whose upload is then among the others; raises MessageError if it does not fit."""
         theta, needs, bank = self.model.params, self.needs, self.model.buffers
         if (answer.client_id, answer.round) != (client, index):
-            raise MisfitError(f"it answers for client {answer.client_id} and round {answer.round}")
+            raise MessageError(f"it answers for client {answer.client_id} and round {answer.round}")
         if answer.size < 1:
-            raise MisfitError("it has no training data")
+            raise MessageError("it has no training data")
         for name in ("loss",) * needs.losses + ("client_lr",) * (needs.client_lr or needs.full_gradients):
             if getattr(answer, name) is None:
-                raise MisfitError(f"it sent no {name}")
+                raise MessageError(f"it sent no {name}")
         if len(answer.companions) > COMPANIONS:
-            raise MisfitError(f"it must send at most {COMPANIONS} companions, found {len(answer.companions)}")
+            raise MessageError(f"it must send at most {COMPANIONS} companions, found {len(answer.companions)}")
         rows = {"update": answer.update, **{f"companion {name!r}": row for name, row in answer.companions.items()}}
         for name, row in rows.items():
             if row.shape != theta.shape or row.dtype != theta.dtype:
                 found = f"{row.dtype} {list(row.shape)}"
-                raise MisfitError(f"its {said(name)} must be {theta.dtype} {list(theta.shape)}, found {found}")
+                raise MessageError(f"its {printable(name)} must be {theta.dtype} {list(theta.shape)}, found {found}")
         known = bank.global_values()
         odd = [name for name, value in answer.buffers.items() if name in known and value.dtype != known[name].dtype]
         if odd:
-            raise MisfitError(
+            raise MessageError(
                 f"its buffer {odd[0]} must be {known[odd[0]].dtype}, found {answer.buffers[odd[0]].dtype}"
             )
         if any(value.is_complex() for value in answer.extras.values()):
-            raise MisfitError("its extras must be real, found complex ones")
+            raise MessageError("its extras must be real, found complex ones")
         for name, values in {**rows, **{f"extra {name!r}": value for name, value in answer.extras.items()}}.items():
             if _is_large(values):  # NaN is found where losses and buffers are, in one pass
-                raise MisfitError(f"its {said(name)} must lie between -{LARGEST:g} and {LARGEST:g}, found others")
+                raise MessageError(f"its {printable(name)} must lie between -{LARGEST:g} and {LARGEST:g}, found others")
         try:
             buffers = bank.report_with(answer.size, answer.buffers)
         except (ValueError, KeyError) as error:
-            raise MisfitError(said(error)) from error
+            raise MessageError(printable(error)) from error
         left, report = self.model.home.read(answer.left), trusted(ClientReport)(extras=answer.extras)
         mean = None if answer.train_loss is None else torch.tensor(answer.train_loss, dtype=torch.float64)
         self._uploads[client] = Upload(
@@ -143,7 +152,7 @@ class Closing:
                 if len(blamed) == len(current.uploads):  # it is not theirs
                     blamed = {}
             for client, reason in blamed.items():
-                self.server.failures.drop(current, client, said(reason))
+                self.server.failures.drop(current, client, printable(reason))
             if not blamed:
                 refused = (Exception,)
 
@@ -180,13 +189,13 @@ def losses_of(
 
     ``ask`` gives them by client; a sentence, or nothing, where there is none: then this raises LostClientsError.
     """
-    said_so, found, lost = ask(params, clients), list[float](), dict[int, str]()
+    answers, found, lost = ask(params, clients), list[float](), dict[int, str]()
     for client in clients:
-        given = said_so.get(client, "no answer")
+        given = answers.get(client, "no answer")
         try:
             found.append(loss(given))
-        except MisfitError as flaw:
-            why = said(given) if isinstance(given, str) else str(flaw)
+        except MessageError as flaw:
+            why = printable(given) if isinstance(given, str) else str(flaw)
             lost[client] = f"it was asked for its loss once more: {why}"
     if lost:
         raise LostClientsError(lost)
@@ -224,7 +233,9 @@ def _odd_ones(answers: Mapping[int, ClientMessage]) -> dict[int, str]:
         return {}
     usual = Counter(kinds.values()).most_common(1)[0][0]
     return {
-        client: said(f"it sends other extras, companions or learning rates than most: {kind[:2]}, and not {usual[:2]}")
+        client: printable(
+            f"it sends other extras, companions or learning rates than most: {kind[:2]}, and not {usual[:2]}"
+        )
         for client, kind in kinds.items()
         if kind != usual
     }

@@ -18,7 +18,7 @@ from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.partitions import IID
 from fl_lightning.data.sources import AnyDataset
 from fl_lightning.federation.client_visit import Visit, Work
-from fl_lightning.federation.door import read
+from fl_lightning.federation.message_checks import read
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage, ServerMessage
 from fl_lightning.federation.module_changes import AwayModule
 from fl_lightning.fit.strategy import FederatedStrategy
@@ -75,7 +75,7 @@ class FederatedClient:
         trainer: Mapping[str, Any] | None = None,
         folder: str | Path | None = None,
     ) -> None:
-        self._options = strategy.options.apart()
+        self._options = strategy.options.for_federation()
         if isinstance(data, FederatedDataModule):
             if num_clients is not None:
                 raise ValueError(f"num_clients must be left out where data has all clients, found {num_clients}")
@@ -93,7 +93,7 @@ class FederatedClient:
         self.client_id, self._module, self._data, self._num_clients = client_id, module, data, num_clients
         with quiet():
             self._trainer_with("auto")
-        self._states, self._said = ClientStateStore(client_id, folder), set[str]()
+        self._states, self._warned = ClientStateStore(client_id, folder), set[str]()
         self._keeps = self._options.keeps_optimizer or rule_state.has_local_state(self._options.client_rule)
 
     @property
@@ -207,7 +207,7 @@ class FederatedClient:
     def _visit(self, message: ServerMessage | Mapping[str, Any], work: Work) -> Visit:
         message = read(ServerMessage, message)
         before = self._states.restore(message.counted) if self._keeps and work != "loss" else None
-        with AwayModule(self._module, message.module, self._said) as module, quiet():
+        with AwayModule(self._module, message.module, self._warned) as module, quiet():
             visit = Visit(self._options, self.client_id, self._num_clients, message, before, module, work)
             if work in ("val", "test"):
                 trainer = self._trainer_with(visit)

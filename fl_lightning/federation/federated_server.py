@@ -15,7 +15,7 @@ from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.data.cohort_samplers import Selection, cohort_size
 from fl_lightning.federation.closing import Closing, losses_of
-from fl_lightning.federation.door import said
+from fl_lightning.federation.message_checks import printable
 from fl_lightning.federation.messages import ClientMessage, ServerMessage
 from fl_lightning.federation.registered_clients import RegisteredClients
 from fl_lightning.federation.served_model import ServedModel
@@ -78,7 +78,7 @@ class FederatedServer(RegisteredClients):
         rounds: int | None = None,
     ) -> None:
         super().__init__()
-        options = self.options = strategy.options.apart()
+        options = self.options = strategy.options.for_federation()
         self.cohort_size = cohort_size(options.clients_per_round, num_clients)
         self.algorithm, self.client_rule = options.algorithm, options.client_rule
         model = self._model = ServedModel(module, options, precision, device)
@@ -172,7 +172,7 @@ class FederatedServer(RegisteredClients):
             if others:
                 raise ValueError(f"{name} must be of clients of the round, {cohort}, found {others}")
         trained, model = time.perf_counter() - self._began, self._model
-        why = {client: said(words) for client, words in (missing or {}).items()}
+        why = {client: printable(words) for client, words in (missing or {}).items()}
         current = Round(
             self.round, dropped=dict.fromkeys(self._selection.drop_outs, "dropped out"), began=self._began,
             asks=None if losses_at is None else partial(losses_of, losses_at),

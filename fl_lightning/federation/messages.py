@@ -15,7 +15,17 @@ from fl_lightning.arguments import checked, trusted
 from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.storage import rule_state
 from fl_lightning.core.tensors import all_finite
-from fl_lightning.federation.door import CLIENT, LOSS, NAME, RATE, ROUND, ROUNDS, SAMPLES, STEPS, STEPS_PER_ROUND
+from fl_lightning.federation.message_checks import (
+    CLIENT,
+    LOSS,
+    NAME,
+    RATE,
+    ROUND,
+    ROUNDS,
+    SAMPLES,
+    STEPS,
+    STEPS_PER_ROUND,
+)
 from fl_lightning.lightning.round_clock import MeanVisit
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.clients.module_visits import ModuleVisits
-from fl_lightning.federation.door import CHARACTERS, STATE_BYTES, STATE_ENTRIES, MisfitError, said
+from fl_lightning.federation.message_checks import CHARACTERS, STATE_BYTES, STATE_ENTRIES, MessageError, printable
 from fl_lightning.lightning.module.changes import Read, read
 from fl_lightning.lightning.module.plain_values import Limits
 from fl_lightning.lightning.module.snapshot import ModuleSnapshot
@@ -31,7 +31,7 @@ def sendable(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def received(plain: Mapping[str, Any], snapshot: ModuleSnapshot, device: torch.device) -> Read:
-    """What somebody has changed, for the module of a snapshot, which is as it was; raises MisfitError otherwise."""
+    """What somebody has changed, for the module of a snapshot, which is as it was; raises MessageError otherwise."""
     try:
         nbytes = sum(v.nbytes for node in plain.get("nodes", ()) for v in node if isinstance(v, Tensor))
         if nbytes > STATE_BYTES:
@@ -44,19 +44,20 @@ def received(plain: Mapping[str, Any], snapshot: ModuleSnapshot, device: torch.d
                 one.put_back()
         return found
     except Exception as error:  # of values of any kind in the place of others
-        raise MisfitError(
-            f"what it left in the module cannot be read ({type(error).__name__}: {said(error)})"
+        raise MessageError(
+            f"what it left in the module cannot be read ({type(error).__name__}: {printable(error)})"
         ) from error
 
 
 class AwayModule:
     """A client's module, while the client does what a message asks for.
 
-    ``plain`` is what the server has sent of its own, ``said`` what was said of earlier visits and is not said again.
+    ``plain`` is what the server has sent of its own, ``warned`` the warnings of earlier visits, which do not come
+    again.
     """
 
-    def __init__(self, module: LightningModule, plain: Mapping[str, Any], said: set[str]) -> None:
-        self._module, self._plain, self.said = module, plain, said
+    def __init__(self, module: LightningModule, plain: Mapping[str, Any], warned: set[str]) -> None:
+        self._module, self._plain, self.warned = module, plain, warned
         self._stays, self._gathered = dict[str, str](), dict[str, int]()
         self._outer = ModuleVisits(module)
 
@@ -65,21 +66,21 @@ class AwayModule:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """The module is as it was; what leaves the client is said before anybody can send it."""
+        """The module is as it was; warnings of what leaves the client come before anybody can send it."""
         self._outer.put_back()
         kind = type(self._module).__name__
-        self._say(
+        self._warn_once(
             f"what a client leaves in {kind} stays at the client, and begins anew in every round, where no message can "
             "hold it", self._stays,
         )  # fmt: skip
-        self._say(
+        self._warn_once(
             f"what training gathers in {kind} goes to the server, and from there to other clients, unless "
             "on_train_epoch_end empties it", {name: f"{count} values" for name, count in self._gathered.items()},
         )  # fmt: skip
 
-    def _say(self, words: str, found: Mapping[str, str]) -> None:
-        new = {name: why for name, why in found.items() if f"{name}: {words}" not in self.said}
-        self.said |= {f"{name}: {words}" for name in new}
+    def _warn_once(self, words: str, found: Mapping[str, str]) -> None:
+        new = {name: why for name, why in found.items() if f"{name}: {words}" not in self.warned}
+        self.warned |= {f"{name}: {words}" for name in new}
         if new:
             rank_zero_warn(f"{words}: {'; '.join(f'{name} ({why})' for name, why in new.items())}")
 

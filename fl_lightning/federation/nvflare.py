@@ -21,9 +21,9 @@ from torch import Tensor
 from fl_lightning.arguments import FILLED, Bounds, checked
 from fl_lightning.core.errors import how_to_install
 from fl_lightning.core.records import RoundRecord
-from fl_lightning.federation.door import said
 from fl_lightning.federation.federated_client import FederatedClient
 from fl_lightning.federation.federated_server import FederatedServer
+from fl_lightning.federation.message_checks import printable
 from fl_lightning.federation.server_run import ServerRun
 from fl_lightning.lightning.names import rank_zero_warn
 
@@ -157,7 +157,7 @@ class FederatedController(ModelController):  # type: ignore[misc, unused-ignore]
             if answer is None:
                 missing[client] = f"no answer within {self.timeout} s" if self.timeout else "no answer"
             elif not isinstance(answer.params, dict) or _ERROR in answer.params:
-                missing[client] = said((answer.params or {}).get(_ERROR, "its answer is empty"))
+                missing[client] = printable((answer.params or {}).get(_ERROR, "its answer is empty"))
             else:
                 answers[client] = answer.params
         return answers, missing
@@ -182,7 +182,7 @@ def run_client(make: Callable[[int], FederatedClient]) -> None:
             client = make(asked.meta["client_id"]) if client is None else client
             answer = _answer(client, flare.get_task_name(), asked.params["message"])
         except Exception as error:  # whatever a user's module or data raise
-            answer = {_ERROR: said(f"{type(error).__name__}: {error}")}
+            answer = {_ERROR: printable(f"{type(error).__name__}: {error}")}
         flare.send(FLModel(params=_plain(answer)))
 
 

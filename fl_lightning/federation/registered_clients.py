@@ -14,7 +14,7 @@ from fl_lightning.algorithms.records import mean_rate
 from fl_lightning.arguments import altered, trusted
 from fl_lightning.core.storage.per_client import renumbered
 from fl_lightning.core.storage.rule_state import has_local_state
-from fl_lightning.federation.door import OUTLIER, MisfitError, outliers, read, said
+from fl_lightning.federation.message_checks import OUTLIER, MessageError, outliers, printable, read
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.server import Server
@@ -86,21 +86,21 @@ class RegisteredClients:
         """
         try:
             found = read(ClientIntroduction, introduction)
-        except MisfitError as flaw:
+        except MessageError as flaw:
             return str(flaw)
         if found.client_id >= self.num_clients:
             return f"client ids go from 0 to {self.num_clients - 1}, found {found.client_id}"
         try:
             refused = self._differences(found)
         except Exception as error:  # whatever comes of comparing values of any kind
-            return f"its description cannot be compared ({type(error).__name__}: {said(error)})"
+            return f"its description cannot be compared ({type(error).__name__}: {printable(error)})"
         keeps = has_local_state(self.options.client_rule) or self.options.keeps_optimizer
         if not refused and keeps and self._place(found) != found.client_id:
-            return said(
+            return printable(
                 f"client {found.client_id} or the name {found.name!r} is another one in the checkpoint, and what "
                 "clients keep lies under their ids: let each have its id of before, and new ones others"
             )
-        return said(f"from server to client, {'; '.join(refused)}") if refused else None
+        return printable(f"from server to client, {'; '.join(refused)}") if refused else None
 
     def _place(self, found: ClientIntroduction) -> int:
         """The id under which a checkpoint has what it holds of this client, by its name."""
@@ -121,7 +121,7 @@ class RegisteredClients:
         if ours != theirs:
             refused.append(f"version: fl_lightning {ours} became {theirs}")
         elif "versions" in differences:
-            words = said(differences["versions"])
+            words = printable(differences["versions"])
             if words not in self._warned and len(self._warned) < _WARNINGS:
                 self._warned.add(words)
                 rank_zero_warn(

@@ -14,7 +14,7 @@ from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.module_visits import ModuleVisits
 from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.modules import frozen_digest
-from fl_lightning.federation.door import said
+from fl_lightning.federation.message_checks import printable
 from fl_lightning.federation.module_changes import LIMITS, received, sendable
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.uploads import merge_left
@@ -24,7 +24,7 @@ from fl_lightning.lightning.module.snapshot import ModuleSnapshot
 from fl_lightning.lightning.names import LightningModule, rank_zero_warn
 from fl_lightning.lightning.optimizers import configured_optimizers, trained_names
 
-_SAID = 32
+_MAX_WARNINGS = 32
 _DTYPES = {"32-true": None, "64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
 
 
@@ -91,7 +91,7 @@ class HomeModule:
     """A server's module, which rounds change as they do in a fit."""
 
     def __init__(self, module: LightningModule, device: torch.device) -> None:
-        self._module, self._device, self._said = module, device, set[str]()
+        self._module, self._device, self._warned = module, device, set[str]()
         self.visits, self._first = ModuleVisits(module), ModuleSnapshot(module)
 
     def plain(self, metrics: bool = False) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class HomeModule:
         change = written(self._first, self._first.changed(), shares, LIMITS)
         for name, why in change.lost.items():
             self._forget(name)
-            self._say(name, f"{name!r} begins anew at every client: {why}")
+            self._warn_once(name, f"{name!r} begins anew at every client: {why}")
         return sendable(change.plain)
 
     def _forget(self, name: str) -> None:
@@ -114,15 +114,17 @@ class HomeModule:
             if name in found.changed_names():
                 found.put_back()
 
-    def _say(self, name: str, words: str) -> None:
-        if name not in self._said and len(self._said) < _SAID:
-            self._said.add(name)
+    def _warn_once(self, name: str, words: str) -> None:
+        if name not in self._warned and len(self._warned) < _MAX_WARNINGS:
+            self._warned.add(name)
             rank_zero_warn(f"of what clients leave in {type(self._module).__name__}, {words}")
 
     def read(self, plain: Mapping[str, Any]) -> Change:
-        """What a client has left; raises MisfitError if it is none, or does not fit the module."""
+        """What a client has left; raises MessageError if it is none, or does not fit the module."""
         for name in sorted(received(plain, self.visits.look(), self._device).lacking):
-            self._say(said(name), f"{said(name)!r} is not among what the server's module has: it stays with them")
+            self._warn_once(
+                printable(name), f"{printable(name)!r} is not among what the server's module has: it stays with them"
+            )
         return Change(plain)
 
     def load(self, plain: Mapping[str, Any]) -> None:

@@ -169,7 +169,7 @@ def joined(
     for client in clients:
         for name, mode in rows[client].modes.items():
             votes[name][mode] += 1
-    modes = {name: said.most_common(1)[0][0] for name, said in votes.items()}
+    modes = {name: found.most_common(1)[0][0] for name, found in votes.items()}
     sizes = torch.cat([rows[client].sizes for client in clients])
     undefined = {name: reasons for name, reasons in undefined.items() if reasons}
     called = tuple(names[client] for client in clients)

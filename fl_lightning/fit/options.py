@@ -174,7 +174,7 @@ class FitOptions(LocalOptions):
         own = {"sampler": self.sampler, "attack": self.attack, "min_clients": self.min_clients, "guard": self.guards}
         return {**self.client_settings(), **plain(own)}
 
-    def apart(self) -> FitOptions:
+    def for_federation(self) -> FitOptions:
         """Those of one side of a real federation: rules, guards and sampler are copies, which begin anew.
 
         Raises:

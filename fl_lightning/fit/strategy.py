@@ -108,8 +108,8 @@ class FederatedStrategy(ReadableStrategy):
     @remembered
     @checked(
         algorithm=Example("fl.algorithms.FedLF()"),
-        clients_per_round=Bounds(above=0, said=COHORT),
-        local_epochs=Bounds(1, said="a positive integer (for less than a pass: local_steps or limit_train_batches)"),
+        clients_per_round=Bounds(above=0, wording=COHORT),
+        local_epochs=Bounds(1, wording="a positive integer (for less than a pass: local_steps or limit_train_batches)"),
         local_steps=Bounds(1),
         server_optimizer=Example("functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)"),
         sampler=Example("fl.data.UniformSampler()"),

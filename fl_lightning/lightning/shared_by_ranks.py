@@ -49,7 +49,7 @@ def share_module(ranks: Ranks, module: nn.Module) -> None:
 
 
 @contextmanager
-def metrics_apart(module: nn.Module) -> Iterator[None]:
+def unsynced_metrics(module: nn.Module) -> Iterator[None]:
     """Keeps torchmetrics in a module from joining what other ranks hold, which may be at other clients."""
     changed = [(m, m.distributed_available_fn) for _, m in submodules(module) if isinstance(m, Metric)]
     for metric, _ in changed:

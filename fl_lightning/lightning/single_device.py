@@ -23,7 +23,7 @@ from fl_lightning.lightning.names import (
 )
 from fl_lightning.lightning.rank_processes import HeldSignals, check_startable, is_termination
 from fl_lightning.lightning.ranks import Ranks
-from fl_lightning.lightning.shared_by_ranks import epoch_logs_quiet, metrics_apart, share_module, share_random_state
+from fl_lightning.lightning.shared_by_ranks import epoch_logs_quiet, share_module, share_random_state, unsynced_metrics
 
 _T = TypeVar("_T")
 _LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
@@ -105,7 +105,7 @@ class OneDevice(SingleDeviceStrategy):
         super().setup(trainer)
         if self.ranks is not None:
             share_module(self.ranks, trainer.lightning_module)
-            self._undo.enter_context(metrics_apart(trainer.lightning_module))
+            self._undo.enter_context(unsynced_metrics(trainer.lightning_module))
             self._undo.enter_context(epoch_logs_quiet())
             if trainer.state.fn == TrainerFn.FITTING:
                 self.ranks.signals = signals = HeldSignals(trainer)

@@ -27,7 +27,7 @@ from rank_runs import (
 
 import fl_lightning as fl
 from fl_lightning.core.processes import fair_shares
-from fl_lightning.lightning.shared_by_ranks import metrics_apart
+from fl_lightning.lightning.shared_by_ranks import unsynced_metrics
 from fl_lightning.lightning.single_device import check_devices
 
 QUICK = (
@@ -148,7 +148,7 @@ def test_metrics_come_back_as_they_were():
     module = rank_session.Gathering(**rank_session.OPTIONS)
     before = [lambda: True, lambda: True]  # as where there are other processes
     module.acc.distributed_available_fn, module.both["a"].distributed_available_fn = before
-    with metrics_apart(module):
+    with unsynced_metrics(module):
         assert not module.acc.distributed_available_fn()
         assert not module.both["a"].distributed_available_fn()
     assert [metric.distributed_available_fn for metric in (module.acc, module.both["a"])] == before

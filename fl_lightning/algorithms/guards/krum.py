@@ -18,8 +18,8 @@ from fl_lightning.core.cohort import Cohort
 def scores(distances: Tensor, dishonest: int) -> Tensor:
     """``s(i)``, section 4: the sum ``[n]`` of a row's squared distances to its ``n - f - 2`` nearest others."""
     n = len(distances)
-    apart = distances.clone().fill_diagonal_(torch.inf)  # nobody is their own neighbour
-    return apart.sort(1).values[:, : max(n - dishonest - 2, 1)].sum(1)
+    to_others = distances.clone().fill_diagonal_(torch.inf)  # nobody is their own neighbour
+    return to_others.sort(1).values[:, : max(n - dishonest - 2, 1)].sum(1)
 
 
 class MultiKrum(Guard):

@@ -15,7 +15,6 @@ from flwr.clientapp import ClientApp
 
 from fl_lightning.arguments import ANY, FILLED, checked
 from fl_lightning.core.records import EvaluationRecord
-from fl_lightning.federation.door import said
 from fl_lightning.federation.federated_client import FederatedClient
 from fl_lightning.federation.flower.messages import (
     FAILED,
@@ -29,6 +28,7 @@ from fl_lightning.federation.flower.messages import (
     taken,
     unpacked,
 )
+from fl_lightning.federation.message_checks import printable
 from fl_lightning.federation.messages import ServerMessage
 from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning.names import LightningModule, rank_zero_info
@@ -83,7 +83,7 @@ def lightning_client_app(
                 origin = taken(Origin, values)
                 return Message(work(values, lambda: made(context, origin)), reply_to=message)
             except Exception as error:  # the server names it and goes on without this client
-                words = said(f"{type(error).__name__}: {error}")
+                words = printable(f"{type(error).__name__}: {error}")
                 rank_zero_info(f"this client cannot answer: {words}")
                 return Message(Error(FAILED, words), reply_to=message)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fl_lightning.arguments import checked
 from fl_lightning.core.records import EvaluationRecord
-from fl_lightning.federation.door import CLIENTS, FEDERATION, MisfitError, evaluation, read, said
+from fl_lightning.federation.message_checks import CLIENTS, FEDERATION, MessageError, evaluation, printable, read
 from fl_lightning.federation.messages import ClientMessage
 from fl_lightning.lightning.module.plain_values import DTYPES
 
@@ -82,7 +82,7 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Loss:
-    """A client's loss at the parameters that it was sent; the server's door looks at it."""
+    """A client's loss at the parameters that it was sent; the server validates it."""
 
     loss: Any
 
@@ -108,16 +108,16 @@ def packed(message: object, **besides: Any) -> RecordDict:
 
 
 def unpacked(record: RecordDict) -> dict[str, Any]:
-    """The values by name; raises MisfitError for a record that :func:`packed` has not written."""
+    """The values by name; raises MessageError for a record that :func:`packed` has not written."""
     try:
         config, arrays = record[FIELDS], record[ARRAYS]
         written = config["format"]
         if written == _FORMAT:
             return {name: _read(value, arrays) for name, value in json.loads(str(config["json"])).items()}
     except Exception as error:  # of values of any kind in the place of others
-        raise MisfitError(f"the message cannot be read ({type(error).__name__}: {said(error)})") from error
-    raise MisfitError(
-        f"the message has form {said(written)}, and this fl_lightning reads form {_FORMAT}: use one version"
+        raise MessageError(f"the message cannot be read ({type(error).__name__}: {printable(error)})") from error
+    raise MessageError(
+        f"the message has form {printable(written)}, and this fl_lightning reads form {_FORMAT}: use one version"
     )
 
 

@@ -13,9 +13,9 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fl_lightning.core.records import client_label
-from fl_lightning.federation.door import MisfitError, said
 from fl_lightning.federation.federated_server import FederatedServer
 from fl_lightning.federation.flower.messages import HELLO, Nothing, packed, taken, unpacked
+from fl_lightning.federation.message_checks import MessageError, printable
 from fl_lightning.federation.messages import ClientIntroduction
 from fl_lightning.lightning.names import rank_zero_info, rank_zero_warn
 
@@ -195,7 +195,7 @@ class Members:
             return
         try:
             found = taken(ClientIntroduction, unpacked(reply.content))
-        except MisfitError as flaw:
+        except MessageError as flaw:
             self._refuse(node, str(flaw))
             return
         if found.client_id in self.nodes:
@@ -221,7 +221,7 @@ class Members:
             self.keys[found.client_id] = key
 
     def _refuse(self, node: int, why: str) -> None:
-        self.refused[node] = said(why)
+        self.refused[node] = printable(why)
         rank_zero_warn(f"node {node} cannot take part: {self.refused[node]}")
 
     def _key(self, node: int) -> str:

@@ -16,10 +16,10 @@ from torch import Tensor
 from fl_lightning.algorithms.records import Reads
 from fl_lightning.arguments import ANY, Bounds, altered, checked
 from fl_lightning.core.records import EvaluationRecord, RoundRecord, client_label
-from fl_lightning.federation.door import MisfitError, said
 from fl_lightning.federation.federated_server import FederatedServer
 from fl_lightning.federation.flower.messages import LOSS, Answer, Loss, Order, Origin, packed, taken, unpacked
 from fl_lightning.federation.flower.nodes import Mailbox, Members
+from fl_lightning.federation.message_checks import MessageError, printable
 from fl_lightning.federation.server_run import ServerRun
 from fl_lightning.lightning.names import Callback, LightningModule, Logger, rank_zero_info, rank_zero_warn
 from fl_lightning.report.number_formats import plural
@@ -199,7 +199,7 @@ class FairStrategy:
                 continue
             try:
                 answers[client] = taken(form, unpacked(reply.content))
-            except MisfitError as flaw:
+            except MessageError as flaw:
                 missing[client] = str(flaw)
         return answers, missing, silent
 
@@ -223,14 +223,14 @@ class FairStrategy:
         for client, answer in answers.items():
             try:
                 record = answer.evaluation(client, index, stage)
-            except MisfitError as flaw:
+            except MessageError as flaw:
                 lost[client] = str(flaw)
                 continue
             if record is not None:
                 found.append(record)
         if lost:
             names = self.server.client_names
-            words = "; ".join(f"client {client_label(client, names)}: {said(why)}" for client, why in lost.items())
+            words = "; ".join(f"client {client_label(client, names)}: {printable(why)}" for client, why in lost.items())
             rank_zero_warn(f"the evaluation after {plural(index, 'round')} lacks clients: {words}")
         record = self._run.evaluated(found, stage, index)
         self.last_evaluation = self.last_evaluation if record is None else record

@@ -32,15 +32,15 @@ _NOBODY = -1  # whose batches of undivided data are
 
 
 class Notices:
-    """What all evaluations of a strategy have said: everything once."""
+    """Notices of all evaluations of a strategy, each once."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._shown: set[str] = set()
 
     def say(self, text: str, how: Callable[[str], None] = rank_zero_warn) -> None:
-        """Says it once."""
-        if text not in self._said:
-            self._said.add(text)
+        """Shows it once."""
+        if text not in self._shown:
+            self._shown.add(text)
             how(text)
 
 

@@ -31,11 +31,11 @@ class Noticed:
 
     def __init__(self) -> None:
         self.reasons: list[str] = []  # the first sentences of the warnings inside computations so far
-        self._apart = self._computes = False
+        self._captures = self._computes = False
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Listens. Warnings go on as ever, but for those of computations inside :meth:`apart`."""
+        """Listens. Warnings go on as ever, but for those of computations inside :meth:`captured`."""
         # Not warnings.catch_warnings: it makes Python show again, in every round, what it has shown once.
         module = vars(prints)
         outer = module["warnings"]
@@ -48,23 +48,23 @@ class Noticed:
     def _hear(self, warn: Callable[..., None], message: Any, *args: Any, **kwargs: Any) -> None:
         if self._computes or _is_computing():
             self.reasons.append(str(message).split(". ")[0].rstrip("."))
-            if self._apart:
+            if self._captures:
                 return
         warn(message, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 2})
 
     @contextmanager
-    def apart(self, computes: bool = False) -> Iterator[list[str]]:
+    def captured(self, computes: bool = False) -> Iterator[list[str]]:
         """What the body alone is warned of; nobody else hears of it. ``computes``: it does nothing but that."""
-        before = self.reasons, self._apart, self._computes
-        self.reasons, self._apart, self._computes = [], True, computes
+        before = self.reasons, self._captures, self._computes
+        self.reasons, self._captures, self._computes = [], True, computes
         try:
             yield self.reasons
         finally:
-            self.reasons, self._apart, self._computes = before
+            self.reasons, self._captures, self._computes = before
 
     def computed(self, metric: Metric, compute: Any = None, of_batch: bool = False) -> tuple[Any, str | None]:
         """A metric's value, NaN where it is undefined, and why; averages ``of_batch`` are torchmetrics' own."""
-        with self.apart(computes=True) as reasons, self._inside(metric) as inside:
+        with self.captured(computes=True) as reasons, self._inside(metric) as inside:
             metric._computed = None  # a cached value would not warn again
             try:
                 value = (metric.compute if compute is None else compute)()
@@ -120,7 +120,7 @@ class LogNotes:
                 compute = partial(self._compute, metric, metric.compute, is_inside, judges)
                 stack.enter_context(shadowed(metric, compute=compute))
             stack.enter_context(shadowed(self._module, log=partial(self._log, self._module.log)))
-            stack.enter_context(self.noticed.apart() if quietly else ExitStack())
+            stack.enter_context(self.noticed.captured() if quietly else ExitStack())
             yield
 
     def next_batch(self) -> None:

@@ -53,7 +53,7 @@ def test_what_torchmetrics_warns_of_while_it_computes_is_undefined(begin, recwar
 
 def test_other_warnings_go_on():
     metric, noticed = MeanMetric(nan_strategy="warn"), Noticed()
-    with noticed.installed(), noticed.apart() as reasons:
+    with noticed.installed(), noticed.captured() as reasons:
         with pytest.warns(UserWarning, match="Encountered `nan` values"):
             metric.update(torch.tensor([1.0, math.nan]))
         assert noticed.computed(metric) == (1.0, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever one client, or a server, sends: nobody else notices, and it is said who sent what."""
+"""Whatever one client, or a server, sends: nobody else notices, and it is printable who sent what."""
 
 import io
 import math
@@ -15,7 +15,15 @@ from support import Classifier, federated_blobs, fresh
 
 import fl_lightning as fl
 from fl_lightning.algorithms import SCAFFOLD, FedAvg, FedHEAL, FedMDFG, QFedAvg
-from fl_lightning.federation.door import FEDERATION, SENTENCE, MisfitError, evaluation, loss, read, said
+from fl_lightning.federation.message_checks import (
+    FEDERATION,
+    SENTENCE,
+    MessageError,
+    evaluation,
+    loss,
+    printable,
+    read,
+)
 from fl_lightning.federation.server_run import joined
 
 pytestmark = pytest.mark.filterwarnings(
@@ -229,7 +237,7 @@ def test_evaluations_are_read_or_refused():
     for _ in range(hostile.CASES):
         try:
             found = evaluation(hostile.mutated(dice, EVALUATION), 2, 1, "val")
-        except MisfitError:
+        except MessageError:
             continue
         assert (found.client_ids, found.round, found.stage) == ((2,), 1, "val")
         assert int(found.sizes) >= 0
@@ -252,7 +260,7 @@ def test_one_client_does_not_turn_a_metric_around():
     ids=str,
 )  # fmt: skip
 def test_evaluations_of_others_are_refused(fields):
-    with pytest.raises(MisfitError):
+    with pytest.raises(MessageError):
         evaluation({**EVALUATION, **fields}, 2, 1, "val")
 
 
@@ -268,7 +276,7 @@ def test_no_message_of_a_server_breaks_a_client(recorded):
             fields = arrived(dice, hostile.mutated(dice, recorded.orders[WILD]))
             try:
                 sent = client.train(fields)
-            except Exception:  # what passes the door may make no sense to method and module all the same
+            except Exception:  # what is valid may make no sense to method and module all the same
                 refused += 1
             else:
                 assert sent.client_id == WILD, case
@@ -302,21 +310,21 @@ def test_a_server_that_names_any_round_costs_no_time():
     ids=["expanded", "sparse", "meta", "gradient", "object", "bytes", "deep", "long", "many"],
 )  # fmt: skip
 def test_values_that_no_message_has_are_refused(plain, value):
-    with pytest.raises(MisfitError, match=r"^the message(?! is not whole)"):
+    with pytest.raises(MessageError, match=r"^the message(?! is not whole)"):
         read(fl.ClientMessage, {**plain.answers[WILD], "extras": {"more": value}})
     cyclic = []
     cyclic += [cyclic, cyclic]
-    with pytest.raises(MisfitError, match=r"^the message(?! is not whole)"):
+    with pytest.raises(MessageError, match=r"^the message(?! is not whole)"):
         read(fl.ClientMessage, {**plain.answers[WILD], "extras": cyclic})
 
 
 def test_what_no_message_has_is_no_loss_no_name_and_no_sentence():
     for value in (math.inf, -math.inf, math.nan, "0.5", None):
-        with pytest.raises(MisfitError, match="its loss must be"):
+        with pytest.raises(MessageError, match="its loss must be"):
             loss(value)
-    with pytest.raises(MisfitError, match="must be a ClientMessage or its fields, found a ServerMessage"):
+    with pytest.raises(MessageError, match="must be a ClientMessage or its fields, found a ServerMessage"):
         read(fl.ClientMessage, fl.ServerMessage(0, torch.zeros(3)))
     assert FEDERATION.admits("0f" * 16)
     assert not any(map(FEDERATION.admits, ("", "0f" * 17, "0f/../../up", "0f\n", "0F")))
-    assert said("a\x1b[31m\nb") == "a?[31m?b"
-    assert len(said("x" * 10**6)) == SENTENCE + len("...")
+    assert printable("a\x1b[31m\nb") == "a?[31m?b"
+    assert len(printable("x" * 10**6)) == SENTENCE + len("...")

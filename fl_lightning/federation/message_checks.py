@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one door for what comes over a network: what every field may be, and what is said of one that is not.
+"""Validates what comes over a network: what every field may be, and what is wrong with one that is not.
 
 The bounds below are those of the fields of :mod:`fl_lightning.federation.messages`. :func:`read` lets a
-message in, or says in one sentence why not. Nothing behind it has to expect a surprise.
+message in, or says in one sentence why not. What reads messages afterwards can rely on all of this.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SAMPLES = Bounds(0, 10**12)
 STEPS = Bounds(0, 10**9)
 STEPS_PER_ROUND = Bounds(1, 10**7)
 LOSS = Bounds(-1e15, 1e15, finite=False)
-"""NaN and infinity pass here: a client whose training diverged is named as such behind the door."""
+"""NaN and infinity pass here: a client whose training diverged is named as such later."""
 RATE = Bounds(0, 1e6)
 NAME = Text("1 to 200 printable characters", lambda text: 0 < len(text) <= 200 and text.isprintable())
 FEDERATION = Text("1 to 32 hexadecimal digits", lambda text: re.fullmatch(r"[0-9a-f]{1,32}", text) is not None)
@@ -57,30 +57,30 @@ SENTENCE = 1000
 M = TypeVar("M")
 
 
-class MisfitError(ValueError):
+class MessageError(ValueError):
     """What is wrong with what somebody sent, as a sentence about it."""
 
 
 def read(kind: type[M], found: object) -> M:
-    """A message, from its fields as they arrived or as an object made of them; raises MisfitError if it is none."""
+    """A message, from its fields as they arrived or as an object made of them; raises MessageError if it is none."""
     if isinstance(found, Mapping):
         _check_values(found)
         try:
             return kind(**found)
         except (TypeError, ValueError) as error:
-            raise MisfitError(f"the message is not whole: {said(error)}") from error
+            raise MessageError(f"the message is not whole: {printable(error)}") from error
     if not isinstance(found, kind):
-        raise MisfitError(f"the message must be a {kind.__name__} or its fields, found a {type(found).__name__}")
+        raise MessageError(f"the message must be a {kind.__name__} or its fields, found a {type(found).__name__}")
     _check_values(vars(found))
     return found
 
 
 def loss(found: object) -> float:
-    """A client's loss at parameters that the server asked for; raises MisfitError unless it is a finite number."""
+    """A client's loss at parameters that the server asked for; raises MessageError unless it is a finite number."""
     try:
         return float(check("its loss", found, float, Bounds(LOSS.least, LOSS.most)))
     except (TypeError, ValueError) as error:
-        raise MisfitError(said(error)) from error
+        raise MessageError(printable(error)) from error
 
 
 def outliers(numbers: Mapping[int, float]) -> tuple[dict[int, float], float]:
@@ -90,24 +90,28 @@ def outliers(numbers: Mapping[int, float]) -> tuple[dict[int, float], float]:
 
 
 def evaluation(found: object, client_id: int, index: int, stage: str) -> EvaluationRecord:
-    """What one client has found on its own data of a stage after so many rounds; else raises MisfitError."""
+    """What one client has found on its own data of a stage after so many rounds; else raises MessageError."""
     record = read(EvaluationRecord, found)
     if (record.client_ids, record.round, record.stage) != ((client_id,), index, stage):
-        raise MisfitError(f"it has evaluated clients {said(record.client_ids)} after {plural(record.round, 'round')}")
+        raise MessageError(
+            f"it has evaluated clients {printable(record.client_ids)} after {plural(record.round, 'round')}"
+        )
     if len(record.values) > METRICS:
-        raise MisfitError(f"it must send at most {METRICS} metrics, found {len(record.values)}")
+        raise MessageError(f"it must send at most {METRICS} metrics, found {len(record.values)}")
     for name in (*record.values, *record.undefined, *record.modes, *record.one_class):
         if not NAME.admits(name):
-            raise MisfitError(f"names of metrics must have {NAME.wanted}, found {said(name)}")
+            raise MessageError(f"names of metrics must have {NAME.wanted}, found {printable(name)}")
     numbers = {"sizes": record.sizes, **record.values}
     odd = [name for name, value in numbers.items() if value.shape != (1,) or value.is_complex()]
     if odd:
-        raise MisfitError(f"{odd[0]!r} of its evaluation must be one number, found {said(list(numbers[odd[0]].shape))}")
+        raise MessageError(
+            f"{odd[0]!r} of its evaluation must be one number, found {printable(list(numbers[odd[0]].shape))}"
+        )
     size = float(record.sizes[0])
     if not SAMPLES.admits(size):
-        raise MisfitError(f"the size of its evaluation data must be {SAMPLES.words(True)}, found {size}")
+        raise MessageError(f"the size of its evaluation data must be {SAMPLES.words(True)}, found {size}")
     told = {name: by[client_id] for name, by in record.undefined.items() if client_id in by}
-    reasons = {name: {client_id: said(words)} for name, words in told.items()}
+    reasons = {name: {client_id: printable(words)} for name, words in told.items()}
     values = {name: value.double() for name, value in record.values.items()}
     one_class = {name: (client_id,) for name, some in record.one_class.items() if client_id in some}
     return trusted(EvaluationRecord)(
@@ -115,7 +119,7 @@ def evaluation(found: object, client_id: int, index: int, stage: str) -> Evaluat
     )
 
 
-def said(words: object) -> str:
+def printable(words: object) -> str:
     """Somebody's words as a line of a log: printable, and no longer than :data:`SENTENCE`."""
     text = str(words)[: SENTENCE + 1]
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
@@ -123,7 +127,7 @@ def said(words: object) -> str:
 
 
 def _check_values(message: Mapping[Any, object]) -> None:
-    """Raises MisfitError if a message has other values than tensors, numbers, strings, lists and mappings."""
+    """Raises MessageError if a message has other values than tensors, numbers, strings, lists and mappings."""
     waiting: list[tuple[object, int]] = [(message, 0)]
     seen = 0
     while waiting:
@@ -137,17 +141,17 @@ def _check_values(message: Mapping[Any, object]) -> None:
             entries = list(value)
         elif isinstance(value, str):
             if len(value) > CHARACTERS:
-                raise MisfitError(
+                raise MessageError(
                     f"the message's strings must have at most {CHARACTERS} characters, found {len(value)}"
                 )
         elif not isinstance(value, (type(None), bool, int, float)):
-            raise MisfitError(
+            raise MessageError(
                 "the message must hold tensors, numbers, strings, lists and mappings of them, found a "
                 f"{type(value).__name__}"
             )
         seen += len(entries)
         if depth > DEPTH or seen > ENTRIES:
-            raise MisfitError(
+            raise MessageError(
                 f"the message must have at most {ENTRIES} entries, {DEPTH} deep in one another, found more"
             )
         waiting += [(entry, depth + 1) for entry in entries]
@@ -158,6 +162,6 @@ def _check_tensor(value: Tensor) -> None:
     plain = kind and not value.requires_grad
     # An expanded tensor says that it is large and takes no memory, until somebody copies it.
     if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
-        raise MisfitError(
+        raise MessageError(
             "the message's tensors must be dense, without gradients, each in memory of its own, found another kind"
         )
