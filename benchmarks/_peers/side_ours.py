@@ -26,7 +26,7 @@ from benchmarks._scaling.bounds import least_makespan
 from benchmarks._scaling.model import client_sizes
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.ranks.column_rows import RowExchange
-from fl_lightning.clients.visits import Replays
+from fl_lightning.clients.visits import OutcomeReplayer
 from fl_lightning.fit.fit import FederatedFit
 from fl_lightning.lightning.ranks import Pending, Ranks
 
@@ -67,7 +67,7 @@ class Turns(L.Callback):
 def divide(meter: Meter) -> None:
     """Tells the parts of a round apart."""
     meter.watch(ClientRunner, "train", "training")
-    meter.watch(Replays, "replay", "replay")
+    meter.watch(OutcomeReplayer, "replay", "replay")
     meter.watch(FederatedFit, "close_round", "server step")
     meter.watch(_EvaluationLoop, "run", "evaluation")
     for kind in (Ranks, Pending, RowExchange):

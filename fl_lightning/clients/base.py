@@ -13,7 +13,7 @@ from fl_lightning.algorithms.base import obstacle
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.update_rows import UpdateRows, Upload
-from fl_lightning.clients.visits import Outcome, Replays
+from fl_lightning.clients.visits import OutcomeReplayer, VisitOutcome
 from fl_lightning.core.tensors import empty_rows
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.inspection import profiler_of, step_hooks, users_callback
@@ -56,7 +56,7 @@ def bound_here(clients: ClientRunner) -> str | None:
     between = users_callback(callbacks, "on_train_batch_start", "on_train_batch_end")
     if between is not None:
         return f"worker processes would not see what {type(between).__name__} does between two clients"
-    return obstacle(clients.rule) or next(iter(clients.visits.unfollowed()), None)
+    return obstacle(clients.rule) or next(iter(clients.isolation.unfollowed()), None)
 
 
 class CohortRunner(ABC):
@@ -80,9 +80,9 @@ class CohortRunner(ABC):
 
         Row ``task.index`` of the round's rows then holds the client's update. Everything that the client left behind
         has happened in this process: its steps are counted, what it logged is logged, its optimizer state and what its
-        rule needs for ``commit`` are in their places (:class:`clients.visits.Replays`). The caller puts parameters,
-        buffers and optimizers back, also after an error. What the client's training raised is raised here; the round
-        may go on with the next task.
+        rule needs for ``commit`` are in their places (:class:`clients.visits.OutcomeReplayer`). The caller puts
+        parameters, buffers and optimizers back, also after an error. What the client's training raised is raised here;
+        the round may go on with the next task.
         """
 
     def losses(self, clients: Sequence[int], measure: Callable[[int], float]) -> list[float]:
@@ -129,12 +129,12 @@ class AheadRunner(CohortRunner):
     fewest = 1  # clients of a round that are worth it
 
     def __init__(self, clients: ClientRunner, name: str) -> None:
-        self._clients, self._name, self._replays = clients, name, Replays(clients)
+        self._clients, self._name, self._replayer = clients, name, OutcomeReplayer(clients)
         self._forget()
 
     def _forget(self, tasks: Sequence[ClientTask] = ()) -> None:
         self._tasks, self._turn = list(tasks), -1  # place of the client that is being handed over
-        self._results: dict[int, Outcome] = {}
+        self._results: dict[int, VisitOutcome] = {}
         self._flaw = ""  # why the round's updates cannot be used
 
     @abstractmethod
@@ -155,7 +155,7 @@ class AheadRunner(CohortRunner):
         if self.fallback is None and len(self._tasks) >= self.fewest:
             try:
                 if self._turn == 0:
-                    self._clients.visits.look()  # copies and the module give objects the same numbers
+                    self._clients.isolation.take_snapshot()  # copies and the module give objects the same numbers
                     costs = [self._clients.expected_cost(task) for task in self._tasks]
                     self.send_out(sorted(range(len(costs)), key=lambda place: (-costs[place], place)))
                 while self._turn not in self._results and self.fallback is None:
@@ -172,7 +172,7 @@ class AheadRunner(CohortRunner):
         if outcome.upload is not None and outcome.update is not None:
             self._clients.rows.row(task.index).copy_(outcome.update)
             outcome = replace(outcome, upload=replace(outcome.upload, index=task.index))
-        return self._replays.replay(task, outcome)
+        return self._replayer.replay(task, outcome)
 
     def end_round(self) -> None:
         """See :meth:`CohortRunner.end_round`."""

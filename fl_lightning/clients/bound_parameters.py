@@ -150,7 +150,7 @@ class BoundParameters:
                 "on_fit_start, or let steps that freeze and thaw in turn end with requires_grad_(True)"
             )
 
-    def put_flags_back(self) -> None:
+    def restore_flags(self) -> None:
         """Brings ``requires_grad`` back to what it was when the round began, also after a step that broke off."""
         for parameter, flag in self._flags:
             if parameter.requires_grad != flag:

@@ -88,7 +88,7 @@ class BufferBank:
             else:
                 value.data = self._global[name].clone()
 
-    def go_back(self, values: Mapping[str, Tensor]) -> None:
+    def load(self, values: Mapping[str, Tensor]) -> None:
         """Puts earlier :meth:`global_values` into the module."""
         self._global |= values
         self.restore()

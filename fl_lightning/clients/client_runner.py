@@ -21,7 +21,7 @@ from fl_lightning.clients.client_batches import ClientBatches, LocalOptions
 from fl_lightning.clients.client_optimizers import ClientOptimizers
 from fl_lightning.clients.hand_set import HandSetOptions
 from fl_lightning.clients.local_training import LocalTrainer, LossGradients
-from fl_lightning.clients.module_visits import ModuleVisits
+from fl_lightning.clients.module_isolation import ModuleIsolation
 from fl_lightning.clients.schedules import Schedules
 from fl_lightning.clients.step_calls import ClientHooks, ClientLosses, ModuleCalls
 from fl_lightning.clients.update_rows import UpdateRows, Upload
@@ -57,7 +57,7 @@ class ClientRunner:
         self._hand_set = HandSetOptions(self.optimizers)
         self.schedules = Schedules(trainer, loop.clock, self._hand_set)
         self.hooks = ClientHooks(self.module, rule)
-        self.visits = ModuleVisits(self.module)  # of what the module has beside parameters and buffers
+        self.isolation = ModuleIsolation(self.module)  # of what the module has beside parameters and buffers
         self.batches = batches
         self._calls = ModuleCalls(trainer)
         lean = self.full_path is None
@@ -92,7 +92,7 @@ class ClientRunner:
                 window=self.batches.window,
             )  # fmt: skip
             moves = self.schedules.begin_visit()
-            self.visits.begin()
+            self.isolation.begin()
             # The rule sees the learning rate of each step where something may change it within a visit.
             changes = optimizers.lr is not None and (moves or self.full_path is not None)
             self.hooks.rate = optimizers.present_lr if changes else None
@@ -111,7 +111,7 @@ class ClientRunner:
                 report = self.rule.end_client(work)
                 self.rows.close(task.index)
             step_counts = self.schedules.end_visit()
-            left, hand_set = self.visits.end(), self._hand_set.end()
+            left, hand_set = self.isolation.end(), self._hand_set.end()
         if (attack := self.options.attack_of(client)) is not None:
             seed = derive_seed(self.options.seed, "attack", task.round, client)
             attack.replace(self.rows.update(task.index), theta, seed)
@@ -150,11 +150,11 @@ class ClientRunner:
 
     def restore(self) -> None:
         """Puts parameters, buffers and optimizers back to what they were before a client."""
-        self._binding.put_flags_back()
+        self._binding.restore_flags()
         self.hooks.work = None
         self._binding.bind_global()
         self._buffers.restore()
-        self.visits.put_back()
+        self.isolation.restore()
         self.optimizers.restore()
         self.schedules.restore()
 

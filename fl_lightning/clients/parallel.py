@@ -22,7 +22,7 @@ from fl_lightning.arguments import Bounds, checked
 from fl_lightning.clients.base import AheadRunner, CohortExecutor, CohortRunner, bound_here
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.update_rows import Upload
-from fl_lightning.clients.visits import Outcome, Visits, packed
+from fl_lightning.clients.visits import VisitOutcome, VisitRecorder, packed
 from fl_lightning.core.processes import Fork, pack, stop, unpack
 from fl_lightning.core.tensors import padded
 from fl_lightning.lightning.batches import ClientTask
@@ -172,7 +172,7 @@ class ParallelRunner(AheadRunner):
             worker.places = worker.places[1:]
             self._hand_out(worker)
         message = unpack(packed, torch.device("cpu"))
-        if isinstance(message, Outcome):
+        if isinstance(message, VisitOutcome):
             self._results[message.place] = message
         elif ended:
             self._flaw = self._flaw or message
@@ -184,7 +184,7 @@ class ParallelRunner(AheadRunner):
         """The client of a worker has failed; another worker goes on with the others."""
         worker.channel.close()
         for place in worker.places[:1]:
-            self._results[place] = Outcome(place, error=error)
+            self._results[place] = VisitOutcome(place, error=error)
         self._waiting += worker.places[1:]
         if self._waiting:
             self._start()
@@ -196,10 +196,10 @@ class ParallelRunner(AheadRunner):
         if obstacle := can_train():
             channel.send_bytes(pack(obstacle))
             return
-        visits = Visits(self._clients)
-        with visits.recording():
+        recorder = VisitRecorder(self._clients)
+        with recorder.recording():
             while (place := channel.recv()) is not None:
-                outcome = visits.visit(self._tasks[place], place)
+                outcome = recorder.visit(self._tasks[place], place)
                 with contextlib.suppress(Exception):
                     sys.stdout.flush()
                 channel.send_bytes(packed(outcome))

@@ -32,7 +32,7 @@ from fl_lightning.lightning.names import LightningModule
 
 
 @dataclass(frozen=True)
-class Outcome:
+class VisitOutcome:
     """What a visit to a copy of the fit leaves."""
 
     place: int  # of its task among those that were sent out
@@ -47,16 +47,16 @@ class Outcome:
     flaw: str = ""  # why the round's updates cannot be used, where one client has found it
 
 
-def packed(outcome: Outcome) -> bytes:
+def packed(outcome: VisitOutcome) -> bytes:
     """An outcome on its way, or what to say of one that cannot travel."""
     try:
         return pack(outcome)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         reason = f"what clients log or send must be something that can be pickled, found {error}"
-        return pack(Outcome(outcome.place, error=ModuleError(f"{reason}: use executor=Sequential()")))
+        return pack(VisitOutcome(outcome.place, error=ModuleError(f"{reason}: use executor=Sequential()")))
 
 
-class Visits:
+class VisitRecorder:
     """Trains clients in a copy of the fit, which stays as it is."""
 
     def __init__(self, clients: ClientRunner) -> None:
@@ -70,12 +70,12 @@ class Visits:
         trainer.loggers = [LoggerStandIn(logger, i, self._log) for i, logger in enumerate(loggers)]  # type: ignore[misc]
         clients.local.log = self._log
         try:
-            with clients.visits.pinned():
+            with clients.isolation.pinned():
                 yield
         finally:
             trainer.loggers, clients.local.log = loggers, own
 
-    def visit(self, task: ClientTask, place: int) -> Outcome:
+    def visit(self, task: ClientTask, place: int) -> VisitOutcome:
         """Trains a client."""
         clients, trainer = self._clients, self._clients.trainer
         assert task.client_id is not None
@@ -90,19 +90,19 @@ class Visits:
                 upload, error, trace = None, portable(raised), traceback.format_exc()
             clients.restore()
         stops, trainer.should_stop = trainer.should_stop and not stopped, stopped
-        return Outcome(
+        return VisitOutcome(
             place, upload, tuple(self._log.calls), optimizers, stops, error, trace, tuple(warned)
         )  # fmt: skip
 
 
-class Replays:
+class OutcomeReplayer:
     """Lets happen here what happened in a copy."""
 
     def __init__(self, clients: ClientRunner) -> None:
         self._clients = clients
         self._warned: dict[str, dict[Any, Any]] = {}
 
-    def replay(self, task: ClientTask, outcome: Outcome) -> Upload:
+    def replay(self, task: ClientTask, outcome: VisitOutcome) -> Upload:
         """Takes over a client whose turn it is, its error too; its update must be in its row already."""
         clients = self._clients
         assert task.client_id is not None

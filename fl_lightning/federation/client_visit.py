@@ -20,7 +20,7 @@ from fl_lightning.core.storage import rule_state
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.visit_loader import VisitLoader
 from fl_lightning.federation.messages import ClientMessage, ServerMessage, answer_of, federation_mean_visit
-from fl_lightning.federation.module_changes import AwayModule
+from fl_lightning.federation.module_changes import ModuleAtClient
 from fl_lightning.fit.checks import check_trainer, check_visit_schedulers, refuse_steps_by_hand
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.evaluation.evaluator import Evaluator
@@ -38,7 +38,7 @@ from fl_lightning.lightning.single_device import OneDevice
 Work = Literal["train", "loss", "val", "test"]
 
 
-class Visit(OneDevice):
+class VisitStrategy(OneDevice):
     """Turns a trainer function into what one client does for one message: it trains, measures its loss, or evaluates.
 
     ``num_clients`` is ``None`` where the data have all registered clients. ``before`` is what :attr:`kept` was after
@@ -53,7 +53,7 @@ class Visit(OneDevice):
         num_clients: int | None,
         message: ServerMessage,
         before: Mapping[str, Any] | None,
-        module: AwayModule,
+        module: ModuleAtClient,
         work: Work,
     ) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Visit(OneDevice):
         if self._binding is not None:
             self._binding.release()
         self._binding = None
-        self.give_limits_back(self._trainer)
+        self.restore_limits(self._trainer)
         super().teardown()
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -146,7 +146,7 @@ class Visit(OneDevice):
         federation = trusted(Federation)
         rule.begin_fit(federation(num_clients, binding.layout, theta.device, theta.dtype, rounds=message.rounds))
 
-    def begin_fit(self) -> Visit:
+    def begin_fit(self) -> VisitStrategy:
         """Takes everything that the server and the client's last visit have left."""
         trainer, loop, options = self._trainer, self._loop, self._options
         limit, loaders = self.limits["limit_train_batches"], self._loaders
@@ -154,7 +154,7 @@ class Visit(OneDevice):
         assert self._binding is not None
         binding = self._binding = self._binding.renewed(options.algorithm.layers, trainer.optimizers)
         side = self.side = ClientSide(trainer, loop, options, limit, binding, batches, 1, Sequential())
-        side.runner.visits.warned = self._module.warned
+        side.runner.isolation.warned = self._module.warned
         self._take_message(binding, side.buffers, self._num_clients or len(loaders))
         if self._before is not None and self._before["optimizers"]:
             side.runner.optimizers.load_state_dict({self._client_id: self._before["optimizers"]})
@@ -223,7 +223,7 @@ class Visit(OneDevice):
         side, uploads = self.side, [] if self._upload is None else [self._upload]
         side.end_round()
         counted = [upload.client_id for upload in uploads]
-        merge_left(side.runner.visits, uploads, counted)
+        merge_left(side.runner.isolation, uploads, counted)
         if self._work == "loss":
             self.loss = float(side.losses_at(self._message.round, self._binding.theta, [self._client_id])[0])
         side.schedules.close_round(counted)
@@ -258,7 +258,7 @@ class Visit(OneDevice):
     def show(self) -> None:
         """The parameters of the message are bound."""
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """They stay."""
 
     # ---- what the state callback asks of a fit

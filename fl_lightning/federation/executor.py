@@ -16,11 +16,11 @@ from fl_lightning.arguments import Bounds, check
 from fl_lightning.clients.base import AheadRunner, CohortExecutor, CohortRunner, SequentialRunner, bound_here
 from fl_lightning.clients.client_optimizers import scheduled_state
 from fl_lightning.clients.client_runner import ClientRunner
-from fl_lightning.clients.visits import Outcome
+from fl_lightning.clients.visits import VisitOutcome
 from fl_lightning.core.processes import pack, unpack
 from fl_lightning.core.storage import rule_state
-from fl_lightning.federation.carried_visit import Request, Round, Site, VisitWork, saved
 from fl_lightning.federation.messages import ServerMessage
+from fl_lightning.federation.remote_visit import FitPayload, RoundPayload, VisitRequest, VisitWork, saved
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.module.contents import PLAIN
@@ -58,15 +58,15 @@ class Executor(CohortExecutor):
 
     def runner(self, clients: ClientRunner) -> CohortRunner:
         """Starts workers when the first round begins."""
-        site = site_of(clients)
-        site.datamodule.trainer = None
+        payload = fit_payload(clients)
+        payload.datamodule.trainer = None
         try:
-            work = VisitWork(saved(site, self.pickler()))
+            work = VisitWork(saved(payload, self.pickler()))
         except Exception as error:  # __reduce__ of anybody may raise anything
             return SequentialRunner(clients, f"the data cannot be pickled ({type(error).__name__}: {error})")
         finally:
-            site.datamodule.trainer = clients.trainer
-        return CarriedRunner(clients, self, work)
+            payload.datamodule.trainer = clients.trainer
+        return RemoteRunner(clients, self, work)
 
 
 class Workers(ABC):
@@ -91,7 +91,7 @@ class Workers(ABC):
         """The fit is over, however it ended, perhaps in the middle of :meth:`run`."""
 
 
-class CarriedRunner(AheadRunner):
+class RemoteRunner(AheadRunner):
     """Lets workers answer requests."""
 
     def __init__(self, clients: ClientRunner, executor: Executor, work: Work) -> None:
@@ -117,7 +117,7 @@ class CarriedRunner(AheadRunner):
         """Makes requests."""
         assert self._workers is not None
         self._places, tasks = places, self._tasks
-        shared = saved(round_of(self._clients, tasks[0].round), self._executor.pickler())
+        shared = saved(round_payload(self._clients, tasks[0].round), self._executor.pickler())
         requests = [pack(self._request(tasks[place], self._sent + place)) for place in places]
         arriving = self._workers.run(shared, requests)
         self._arriving = iter(check(f"what run of {type(self._workers).__name__} returns", arriving, Iterable[Any]))
@@ -133,35 +133,35 @@ class CarriedRunner(AheadRunner):
         number, answer = check(f"what {run} yields", arrived, tuple[int, bytes | Exception], Bounds(0, last))
         place = self._places[number]
         if isinstance(answer, Exception):
-            self._results[place] = Outcome(place, error=answer)
+            self._results[place] = VisitOutcome(place, error=answer)
             return
         found = unpack(answer, self._clients.global_params.device)
-        if not isinstance(found, Outcome) or found.place != self._sent - len(self._places) + place:
+        if not isinstance(found, VisitOutcome) or found.place != self._sent - len(self._places) + place:
             raise ValueError(f"{run} must yield {number} with the answer to that request, found another's")
         self._results[place] = found
         self._flaw = self._flaw or found.flaw
 
-    def _request(self, task: ClientTask, place: int) -> Request:
+    def _request(self, task: ClientTask, place: int) -> VisitRequest:
         client, rule = task.client_id, self._clients.rule
         assert client is not None
         optimizers = self._clients.optimizers.state_dict().get(client)
         before = {"rule": rule_state.local_state(rule, client), "round": task.round, "optimizers": optimizers}
-        return Request(client, place, rule_state.client_state(rule, client), before)
+        return VisitRequest(client, place, rule_state.client_state(rule, client), before)
 
 
-def site_of(clients: ClientRunner) -> Site:
+def fit_payload(clients: ClientRunner) -> FitPayload:
     """What a fit's visits have in common."""
     trainer: Any = clients.trainer
-    away = copy(clients.options)
-    assert isinstance(away, FitOptions)
-    vars(away).pop("method", None)  # is found anew
+    options = copy(clients.options)
+    assert isinstance(options, FitOptions)
+    vars(options).pop("method", None)  # is found anew
     unused = dict.fromkeys(("client", "executor", "guard", "partition", "sampler", "server_optimizer"))
-    vars(away).update(unused, algorithm=_bare(away.algorithm), client_rule=_bare(clients.rule))
+    vars(options).update(unused, algorithm=_bare(options.algorithm), client_rule=_bare(clients.rule))
     data = trainer.datamodule or LightningDataModule()
-    return Site(clients.batches.loaders, data, away, _settings(clients), [*map(_face, trainer.loggers)])
+    return FitPayload(clients.batches.loaders, data, options, _settings(clients), [*map(_face, trainer.loggers)])
 
 
-def round_of(clients: ClientRunner, index: int) -> Round:
+def round_payload(clients: ClientRunner, index: int) -> RoundPayload:
     """What the visits of a round have in common."""
     trainer, rounds = clients.trainer, clients.trainer.max_epochs
     broadcast = rule_state.broadcast(clients.rule)
@@ -169,7 +169,7 @@ def round_of(clients: ClientRunner, index: int) -> Round:
     options = [scheduled_state(optimizer) for optimizer in trainer.optimizers]
     states = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
     schedules, metrics = clients.schedules.state_dict(), dict(trainer.callback_metrics)
-    return Round(clients.module, message, options, states, schedules, metrics)
+    return RoundPayload(clients.module, message, options, states, schedules, metrics)
 
 
 def _bare(rule: _Rule) -> _Rule:

@@ -17,10 +17,10 @@ from fl_lightning.core.storage.files import ClientStateStore
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.partitions import IID
 from fl_lightning.data.sources import AnyDataset
-from fl_lightning.federation.client_visit import Visit, Work
+from fl_lightning.federation.client_visit import VisitStrategy, Work
 from fl_lightning.federation.message_checks import read
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage, ServerMessage
-from fl_lightning.federation.module_changes import AwayModule
+from fl_lightning.federation.module_changes import ModuleAtClient
 from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.inspection import accumulation, is_overridden
@@ -204,11 +204,11 @@ class FederatedClient:
             )
         return trainer
 
-    def _visit(self, message: ServerMessage | Mapping[str, Any], work: Work) -> Visit:
+    def _visit(self, message: ServerMessage | Mapping[str, Any], work: Work) -> VisitStrategy:
         message = read(ServerMessage, message)
         before = self._states.restore(message.counted) if self._keeps and work != "loss" else None
-        with AwayModule(self._module, message.module, self._warned) as module, quiet():
-            visit = Visit(self._options, self.client_id, self._num_clients, message, before, module, work)
+        with ModuleAtClient(self._module, message.module, self._warned) as module, quiet():
+            visit = VisitStrategy(self._options, self.client_id, self._num_clients, message, before, module, work)
             if work in ("val", "test"):
                 trainer = self._trainer_with(visit)
                 evaluate = trainer.validate if work == "val" else trainer.test

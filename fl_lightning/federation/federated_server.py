@@ -115,7 +115,7 @@ class FederatedServer(RegisteredClients):
             self.begin()
         self._began, self._server.failures.names = time.perf_counter(), self.client_names
         selection = self._selection = self._server.drawn(self.round, self.client_sizes)
-        self._model.plain = self._model.home.plain()
+        self._model.plain = self._model.server_module.plain()
         return tuple(client for client in map(int, selection.client_ids) if client not in selection.drop_outs)
 
     def message(self, client_id: int) -> ServerMessage:

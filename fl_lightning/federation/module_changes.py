@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.clients.module_visits import ModuleVisits
+from fl_lightning.clients.module_isolation import ModuleIsolation
 from fl_lightning.federation.message_checks import CHARACTERS, STATE_BYTES, STATE_ENTRIES, MessageError, printable
 from fl_lightning.lightning.module.changes import Read, read
 from fl_lightning.lightning.module.plain_values import Limits
@@ -41,7 +41,7 @@ def received(plain: Mapping[str, Any], snapshot: ModuleSnapshot, device: torch.d
             try:
                 one.apply(change)
             finally:
-                one.put_back()
+                one.restore()
         return found
     except Exception as error:  # of values of any kind in the place of others
         raise MessageError(
@@ -49,7 +49,7 @@ def received(plain: Mapping[str, Any], snapshot: ModuleSnapshot, device: torch.d
         ) from error
 
 
-class AwayModule:
+class ModuleAtClient:
     """A client's module, while the client does what a message asks for.
 
     ``plain`` is what the server has sent of its own, ``warned`` the warnings of earlier visits, which do not come
@@ -59,15 +59,15 @@ class AwayModule:
     def __init__(self, module: LightningModule, plain: Mapping[str, Any], warned: set[str]) -> None:
         self._module, self._plain, self.warned = module, plain, warned
         self._stays, self._gathered = dict[str, str](), dict[str, int]()
-        self._outer = ModuleVisits(module)
+        self._outer = ModuleIsolation(module)
 
-    def __enter__(self) -> AwayModule:
+    def __enter__(self) -> ModuleAtClient:
         self._outer.begin()
         return self
 
     def __exit__(self, *error: object) -> None:
         """The module is as it was; warnings of what leaves the client come before anybody can send it."""
-        self._outer.put_back()
+        self._outer.restore()
         kind = type(self._module).__name__
         self._warn_once(
             f"what a client leaves in {kind} stays at the client, and begins anew in every round, where no message can "
@@ -88,13 +88,13 @@ class AwayModule:
         """The hooks before the first round have run: the module becomes what the server's is."""
         self._visit = copy(self._outer)  # has looked at the module already; looks again only if a hook has changed it
         if self._plain:
-            for found, change in received(self._plain, self._visit.look(), self._module.device).changes:
+            for found, change in received(self._plain, self._visit.take_snapshot(), self._module.device).changes:
                 found.apply(change)
         self._visit.begin()
 
     def left(self, withholds: str | None = None) -> dict[str, Any]:
         """What was changed since; nothing if there is a reason to withhold it."""
-        own, outer = self._visit.looked, self._outer.looked
+        own, outer = self._visit.snapshot, self._outer.snapshot
         own.shared.classes, own.shared.factories = outer.shared.classes, outer.shared.factories  # the server's
         attributes = {found.name for found in outer.objects}
         for path, form, *parts in self._plain.get("changes", ()):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
-from fl_lightning.clients.module_visits import ModuleVisits
+from fl_lightning.clients.module_isolation import ModuleIsolation
 from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.federation.message_checks import printable
@@ -44,7 +44,7 @@ class ServedModel:
         options.client_rule.check_module(self.module, self.binding.layout)
         self.buffers = BufferBank(self.module, options.buffers, trained)
         self.params = self.binding.theta  # [n] the global parameters
-        self.home, self.plain = HomeModule(self.module, self.params.device), dict[str, Any]()
+        self.server_module, self.plain = ModuleAtServer(self.module, self.params.device), dict[str, Any]()
         self.frozen = frozen_digest(self.module, trained)
 
     @property
@@ -54,8 +54,8 @@ class ServedModel:
 
     def merge(self, uploads: Sequence[Upload], counted: Collection[int]) -> None:
         """Joins what visits of a round have left in attributes and metrics."""
-        merge_left(self.home.visits, uploads, counted)
-        self.plain = self.home.plain()
+        merge_left(self.server_module.isolation, uploads, counted)
+        self.plain = self.server_module.plain()
 
     def module_state_dict(self) -> dict[str, Tensor]:
         """The module's state with the parameters to evaluate, copied to the CPU."""
@@ -68,7 +68,7 @@ class ServedModel:
             "state_dict": self.module_state_dict(),
             "params": self.params.clone(),
             "buffers": {name: value.clone() for name, value in self.buffers.global_values().items()},
-            "module": self.home.plain(metrics=True),
+            "module": self.server_module.plain(metrics=True),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -77,8 +77,8 @@ class ServedModel:
         self.params.copy_(state["params"])
         self.buffers.put(state["buffers"])
         self.buffers.remember()
-        self.home.load(state["module"])
-        self.plain = self.home.plain()
+        self.server_module.load(state["module"])
+        self.plain = self.server_module.plain()
 
     def release(self) -> None:
         """The module keeps the parameters to evaluate, in memory of its own."""
@@ -87,12 +87,12 @@ class ServedModel:
         self.binding.release()
 
 
-class HomeModule:
+class ModuleAtServer:
     """A server's module, which rounds change as they do in a fit."""
 
     def __init__(self, module: LightningModule, device: torch.device) -> None:
         self._module, self._device, self._warned = module, device, set[str]()
-        self.visits, self._first = ModuleVisits(module), ModuleSnapshot(module)
+        self.isolation, self._first = ModuleIsolation(module), ModuleSnapshot(module)
 
     def plain(self, metrics: bool = False) -> dict[str, Any]:
         """What rounds have changed since the module was made.
@@ -112,7 +112,7 @@ class HomeModule:
             self._first.joined[name].reset()
         for found in self._first.changed():
             if name in found.changed_names():
-                found.put_back()
+                found.restore()
 
     def _warn_once(self, name: str, words: str) -> None:
         if name not in self._warned and len(self._warned) < _MAX_WARNINGS:
@@ -121,7 +121,7 @@ class HomeModule:
 
     def read(self, plain: Mapping[str, Any]) -> Change:
         """What a client has left; raises MessageError if it is none, or does not fit the module."""
-        for name in sorted(received(plain, self.visits.look(), self._device).lacking):
+        for name in sorted(received(plain, self.isolation.take_snapshot(), self._device).lacking):
             self._warn_once(
                 printable(name), f"{printable(name)!r} is not among what the server's module has: it stays with them"
             )
@@ -129,7 +129,7 @@ class HomeModule:
 
     def load(self, plain: Mapping[str, Any]) -> None:
         """Goes on from what :meth:`plain` gave with metrics."""
-        self._first.put_back()
+        self._first.restore()
         found = received(plain, self._first, self._device)
         for one, change in found.changes:
             one.apply(change)

@@ -61,9 +61,9 @@ class ClientSide:
         )  # fmt: skip
         self.schedules = self.runner.schedules
         name = type(trainer.lightning_module).__name__
-        for words in self.runner.visits.unfollowed():
+        for words in self.runner.isolation.unfollowed():
             rank_zero_info(f"{name} passes something on from one client of a round to the next: {words}")
-        for words in self.runner.visits.not_joined():
+        for words in self.runner.isolation.not_joined():
             rank_zero_info(f"{name} has a metric to which clients cannot add together: {words}")
         self._crew = self._cohort_runner(executor)
         self._notice: str | None = None  # empty once it was given

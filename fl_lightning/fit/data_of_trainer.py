@@ -93,6 +93,6 @@ class AttachedData:
         assert self.data is not None
         return self.data
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         """The trainer function is over: the trainer has the data that it was called with."""
         self._replaced.close()

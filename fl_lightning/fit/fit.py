@@ -150,7 +150,7 @@ class FederatedFit:
         """The fit is over, or was broken off."""
         self.clients.close()
         if self.start is not None:
-            self.start.put_back()
+            self.start.restore()
 
     @property
     def _columns(self) -> Columns:
@@ -250,7 +250,7 @@ class FederatedFit:
         trained = current.seconds
         record, commit_or_undo = self._server.prepared(current)
         try:
-            hand_set = merge_left(runner.visits, current.uploads, record.client_ids)
+            hand_set = merge_left(runner.isolation, current.uploads, record.client_ids)
             steps = clients.schedules.close_round(record.client_ids, hand_set)
         except BaseException:  # a checkpoint then holds the round's start, and the step must not be in it
             commit_or_undo(False)

@@ -191,7 +191,7 @@ class FitLifecycle:
             if params is not theta:
                 self._binding.bind_flat(params)
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Binds the global parameters."""
         if self._binding is not None:
             self._binding.bind_global()

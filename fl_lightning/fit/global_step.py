@@ -75,7 +75,7 @@ class GlobalStep:
         finally:
             binding.bind_global()
         for copies in (*before.values(), *options):
-            self._spares.give_back(copies.values())
+            self._spares.release(copies.values())
         return moved
 
     def _copies(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class GlobalStep:
     @torch.no_grad()
     def _assign(self, moved: Tensor) -> None:
         self._binding.theta.copy_(moved)
-        self._spares.give_back([moved])
+        self._spares.release([moved])
 
 
 class _Spares:
@@ -99,7 +99,7 @@ class _Spares:
         free = self._free.get(_kind(value))
         return (free.pop() if free else torch.empty_like(value)).copy_(value)
 
-    def give_back(self, copies: Iterable[Any]) -> None:
+    def release(self, copies: Iterable[Any]) -> None:
         """Takes back what nobody looks at any more; other values than tensors are passed over."""
         for value in copies:
             if isinstance(value, Tensor):

@@ -48,11 +48,11 @@ class RoundStart:
         self._schedulers.put(present)
         checkpoint["optimizer_states"] = [scheduled_state(*each) for each in self._options.items()]
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Brings parameters, buffers, optimizers' options and schedulers back."""
         if self.theta is not self._binding.theta:
             self._binding.theta.copy_(self.theta)
-        self._bank.go_back(self._buffers)
+        self._bank.load(self._buffers)
         for optimizer, groups in self._options.items():
             for group, options in zip(optimizer.param_groups, groups, strict=True):
                 group.update(options)

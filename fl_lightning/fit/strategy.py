@@ -230,8 +230,8 @@ class FederatedStrategy(ReadableStrategy):
         """Gives the parameters their own storage and restores the trainer's limits."""
         self._evaluator.stop()
         self._fits.close(self.trainer.interrupted)
-        self._data.give_back()
-        self.give_limits_back(self.trainer)
+        self._data.restore()
+        self.restore_limits(self.trainer)
         super().teardown()
 
     # ---- checkpoints

@@ -18,7 +18,7 @@ from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.hand_set import HandSet
-from fl_lightning.clients.module_visits import ModuleVisits
+from fl_lightning.clients.module_isolation import ModuleIsolation
 from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.core.errors import ClientError, ModuleError
 from fl_lightning.core.records import RoundRecord, client_label, numbered
@@ -68,11 +68,11 @@ class UsableUploads:
         )
 
 
-def merge_left(visits: ModuleVisits, uploads: Sequence[Upload], counted: Collection[int]) -> HandSet:
+def merge_left(isolation: ModuleIsolation, uploads: Sequence[Upload], counted: Collection[int]) -> HandSet:
     """Joins what visits of a round have left in the module; the options that the visit has set which decides."""
     entered = [upload for upload in uploads if upload.client_id in counted]
     largest = max(entered, key=lambda upload: upload.size, default=None)
-    visits.merge([upload.left for upload in uploads], None if largest is None else largest.left)
+    isolation.merge([upload.left for upload in uploads], None if largest is None else largest.left)
     return () if largest is None else largest.hand_set
 
 

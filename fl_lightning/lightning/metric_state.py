@@ -47,7 +47,7 @@ class MetricState:
         self._state: State = read_state(metric)
         self.updates, self._value = updates_of(metric), metric._forward_cache  # how many it has accumulated
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Gives the metric the saved state, or a copy of it, instead of what it has accumulated since."""
         write_state(self.metric, _copied(self._state), self.updates)
         self.metric._forward_cache = self._value

@@ -208,7 +208,7 @@ class OneDevice(SingleDeviceStrategy):
             if limit != 0:
                 setattr(trainer, name, 1.0)
 
-    def give_limits_back(self, trainer: Trainer) -> None:
+    def restore_limits(self, trainer: Trainer) -> None:
         """The trainer is as its user made it."""
         for name, limit in self.limits.items():
             setattr(trainer, name, limit)

@@ -228,7 +228,7 @@ def test_what_stays_at_the_client_is_not_sent(method):
     client.train(message(0))
     sent = client.train(message(1, counted=0))
     assert sent.extras == sent.companions == {}
-    assert "kept" not in vars(sent)
+    assert "local_state" not in vars(sent)
 
 
 class Fails(Classifier):

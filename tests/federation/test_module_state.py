@@ -18,8 +18,8 @@ from torchmetrics import CatMetric, SumMetric
 from visit_variants import LOST, VARIANTS, WIDTH, Pair, Together
 
 import fl_lightning as fl
-from fl_lightning.federation.module_changes import AwayModule
-from fl_lightning.federation.served_model import HomeModule
+from fl_lightning.federation.module_changes import ModuleAtClient
+from fl_lightning.federation.served_model import ModuleAtServer
 from fl_lightning.lightning.module.plain_values import Limits
 
 pytestmark = pytest.mark.filterwarnings("ignore:what training gathers in (Together|Gathers) goes to the server")
@@ -304,9 +304,9 @@ def test_tuples_in_lists_and_metrics_alone_reach_the_server():
 
 
 def test_a_restart_takes_the_place_of_what_there_was():
-    first, second = HomeModule(Hoards(), torch.device("cpu")), Hoards()
+    first, second = ModuleAtServer(Hoards(), torch.device("cpu")), Hoards()
     first._module.outputs.append(1), first._module.sum.update(2.0)
-    state, home = reload(first.plain(metrics=True)), HomeModule(second, torch.device("cpu"))
+    state, home = reload(first.plain(metrics=True)), ModuleAtServer(second, torch.device("cpu"))
     second.count = 5
     for _ in range(2):
         home.load(state)
@@ -315,7 +315,7 @@ def test_a_restart_takes_the_place_of_what_there_was():
 
 def test_metrics_that_are_too_large_begin_anew_and_nothing_else_does(monkeypatch):
     module = Hoards()
-    home = HomeModule(module, torch.device("cpu"))
+    home = ModuleAtServer(module, torch.device("cpu"))
     module.cat.update(torch.zeros(100))
     module.sum.update(3.0)
     module.count = 7
@@ -326,9 +326,9 @@ def test_metrics_that_are_too_large_begin_anew_and_nothing_else_does(monkeypatch
 
 
 def test_a_server_says_so_much_and_nothing_twice():
-    home = HomeModule(Hoards(), torch.device("cpu"))
+    home = ModuleAtServer(Hoards(), torch.device("cpu"))
     with pytest.warns(UserWarning, match="of what clients leave in Hoards, ") as said:
-        _ = [home._say(f"name {number}", f"{number} is odd") for number in [*range(3), *range(40)]]
+        _ = [home._warn_once(f"name {number}", f"{number} is odd") for number in [*range(3), *range(40)]]
     assert len(said) == 32
 
 
@@ -464,7 +464,7 @@ def test_nothing_that_a_client_says_of_the_module_ends_a_federation():
             record = server.close_round({**answers, 2: {**answers[2], **fields}})
             ends[2 in record.dropped] += 1
             server.open_round()
-            with AwayModule(honest, server.message(0).module, set()) as module:
+            with ModuleAtClient(honest, server.message(0).module, set()) as module:
                 module.take()
             assert all(name in VARIANTS for name in honest.parts), case
     assert min(ends[True], ends[False]) > 0

@@ -61,7 +61,7 @@ def test_what_clients_add_to_wrappers_without_states_is_joined(name):
         metric.reset()
         give(metric, at)
         shares.append(MetricShare.of(metric))
-        before.put_back()
+        before.restore()
     assert updates_of(metric) == 0
     for share in shares:
         share.add_to(metric)

@@ -121,7 +121,7 @@ def test_federated_resumed_and_in_parallel(name, facts, tmp_path):
 
 @pytest.mark.parametrize("name", [name for name, facts in PROJECTS.items() if facts.schedule is not None])
 def test_many_clients_follow_the_schedule(name, facts, tmp_path, record_property):
-    """Visits of three steps have the learning rates of plain Lightning's epochs of three steps."""
+    """VisitRecorder of three steps have the learning rates of plain Lightning's epochs of three steps."""
     before = plain_fit(name, facts.tree, tmp_path / "before", EPOCHS, limit_train_batches=3)
     options = {"clients_per_round": 3, "local_steps": 3}
     now = federated_fit(name, facts.tree, tmp_path / "now", EPOCHS, partition=Few(), **options)

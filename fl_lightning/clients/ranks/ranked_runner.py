@@ -13,7 +13,7 @@ from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.ranks.column_rows import ColumnRows, ColumnState, RowExchange, SentRows
 from fl_lightning.clients.update_rows import UpdateRows, Upload
-from fl_lightning.clients.visits import Outcome, Replays, Visits, portable
+from fl_lightning.clients.visits import OutcomeReplayer, VisitOutcome, VisitRecorder, portable
 from fl_lightning.core.errors import ModuleError, RankError
 from fl_lightning.core.processes import fair_shares
 from fl_lightning.core.updates import Columns
@@ -56,7 +56,7 @@ class RankedRunner(CohortRunner):
         self, clients: ClientRunner, ranks: Ranks, exchange: RowExchange, state: ColumnState | None = None
     ) -> None:
         self._clients, self._ranks, self._exchange, self._state = clients, ranks, exchange, state
-        self._visits, self._replays = Visits(clients), Replays(clients)
+        self._recorder, self._replayer = VisitRecorder(clients), OutcomeReplayer(clients)
         self._tasks, self._turn = list[ClientTask](), -1
         callbacks: list[Callback] = clients.trainer.callbacks  # type: ignore[attr-defined]
         self._between = users_callback(callbacks, "on_train_batch_start", "on_train_batch_end")
@@ -64,7 +64,7 @@ class RankedRunner(CohortRunner):
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:
         """Training begins when the first client is asked for."""
         self._tasks, self._turn = list(tasks), -1
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes: dict[int, VisitOutcome] = {}
 
     def train(self, task: ClientTask) -> Upload:
         """Repeats the next client here; the first call trains this rank's share and waits for the others."""
@@ -73,7 +73,7 @@ class RankedRunner(CohortRunner):
             self._train_share()
         elif self._between is not None:
             self._check_between(self._between)
-        return self._replays.replay(task, self._outcomes.pop(self._turn))
+        return self._replayer.replay(task, self._outcomes.pop(self._turn))
 
     def _train_share(self) -> None:
         ranks, left = self._ranks, list(range(len(self._tasks)))
@@ -92,19 +92,19 @@ class RankedRunner(CohortRunner):
         if self._between is not None:
             self._trained_on = self._clients.global_params.clone()
 
-    def _trained(self, left: Sequence[int]) -> list[tuple[Outcome, SentRows | None]]:
+    def _trained(self, left: Sequence[int]) -> list[tuple[VisitOutcome, SentRows | None]]:
         """This rank's share of the clients at some places, and what it has sent of each one's rows."""
-        own: list[tuple[Outcome, SentRows | None]] = []
+        own: list[tuple[VisitOutcome, SentRows | None]] = []
         self._exchange.begin()
-        with self._visits.recording():
+        with self._recorder.recording():
             for place in self._places(left):
-                outcome = self._visits.visit(self._tasks[place], place)
+                outcome = self._recorder.visit(self._tasks[place], place)
                 if outcome.error is not None and not isinstance(outcome.error, Exception):
                     raise outcome.error
                 own.append(self._sent(outcome))
         return own
 
-    def _sent(self, outcome: Outcome) -> tuple[Outcome, SentRows | None]:
+    def _sent(self, outcome: VisitOutcome) -> tuple[VisitOutcome, SentRows | None]:
         """Lets the rows of a client travel, and what it left behind apart from them."""
         upload = outcome.upload
         if upload is None:
@@ -146,7 +146,7 @@ class RankedRunner(CohortRunner):
 
     def _check_between(self, callback: Callback) -> None:
         """Clients that are yet to be repeated have been trained already."""
-        names = self._clients.visits.changed()
+        names = self._clients.isolation.changed()
         if not torch.equal(self._trained_on, self._clients.global_params):
             names.insert(0, "the parameters")
         if names:

@@ -55,7 +55,7 @@ class ClientParts:
     def enter(self, part: ClientPart) -> None:
         """The module is as a client has left it; new ones begin."""
         if not self._is_as_begun:
-            self._begun.put_back()
+            self._begun.restore()
         for metric in self._joined if not part.metrics else ():
             metric.reset()
         for metric, share in zip(self._joined, part.metrics, strict=False):

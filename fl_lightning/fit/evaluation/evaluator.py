@@ -38,7 +38,7 @@ class EvaluatedModel(Protocol):
     def show(self) -> None:
         """Binds the parameters that the method wants evaluated."""
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Binds the global parameters."""
 
 
@@ -106,7 +106,7 @@ class Evaluator:
 
     def stop(self) -> None:
         """The evaluation is over or was cut short: the training parameters and the random state come back."""
-        self._model.put_back()
+        self._model.restore()
         self._guard.close()
         self._running = None
 

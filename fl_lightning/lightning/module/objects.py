@@ -61,7 +61,7 @@ class Object:
         """Lets it hold what :meth:`now` returned."""
         self.kind.write(self.value, content)
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Lets it hold what it held."""
         if self.kind is OF_DATA:  # nobody knows what that was
             self.content = self.now()

@@ -181,17 +181,17 @@ class ModuleSnapshot:
         """The objects that hold something else now."""
         return [found for found in self.objects if not found.is_same()]
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Lets all objects hold what they held; metrics of which others see to their states apart."""
         for found in self.changed():
-            found.put_back()
+            found.restore()
 
     def put(self) -> None:
         """Puts everything back."""
         for found in (*self.changed(), *self._quiet):
-            found.put_back()
+            found.restore()
         for state in self.states:
-            state.put_back()
+            state.restore()
 
     def empty_metrics(self) -> None:
         """Lets all metrics start from zero."""
@@ -240,9 +240,9 @@ class Undone:
                     module.eval()
                 yield
         finally:
-            snapshot.put_back()
+            snapshot.restore()
             for state in states:
-                state.put_back()
+                state.restore()
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:

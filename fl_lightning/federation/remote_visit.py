@@ -16,13 +16,13 @@ from torch import Tensor
 
 from fl_lightning.algorithms.records import State
 from fl_lightning.clients.client_optimizers import load_scheduled_states
-from fl_lightning.clients.module_visits import ModuleVisits
-from fl_lightning.clients.visits import Outcome, Visits, packed, portable
+from fl_lightning.clients.module_isolation import ModuleIsolation
+from fl_lightning.clients.visits import VisitOutcome, VisitRecorder, packed, portable
 from fl_lightning.core.processes import unpack
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.federation.client_visit import Visit
+from fl_lightning.federation.client_visit import VisitStrategy
 from fl_lightning.federation.messages import ServerMessage
-from fl_lightning.federation.module_changes import AwayModule
+from fl_lightning.federation.module_changes import ModuleAtClient
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer, quiet
@@ -37,7 +37,7 @@ _AROUND = (
 
 
 @dataclass(frozen=True)
-class Site:
+class FitPayload:
     """What a fit's visits have in common."""
 
     data: ClientLoaders
@@ -48,7 +48,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundPayload:
     """What the visits of a round have in common."""
 
     module: LightningModule
@@ -60,7 +60,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Request:
+class VisitRequest:
     """One visit."""
 
     client_id: int
@@ -84,37 +84,37 @@ def _read(content: bytes) -> Any:
 class VisitWork:
     """Trains a client: a function of what all requests of a round share, and of the request.
 
-    It can be pickled, and reads its :class:`Site` in each process once.
+    It can be pickled, and reads its :class:`FitPayload` in each process once.
     """
 
-    site: bytes
-    _site: Site | None = field(default=None, init=False, repr=False)
+    payload: bytes
+    _payload: FitPayload | None = field(default=None, init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"site": self.site, "_site": None}
+        return {"payload": self.payload, "_payload": None}
 
     def __call__(self, shared: bytes, request: bytes) -> bytes:
         """The packed answer; what the visit raises is in it."""
-        asked: Request = unpack(request, _CPU)
+        asked: VisitRequest = unpack(request, _CPU)
         try:
-            self._site = self._site or _read(self.site)
-            outcome = _visit(self._site, _read(shared), asked)
+            self._payload = self._payload or _read(self.payload)
+            outcome = _visit(self._payload, _read(shared), asked)
         except Exception as error:
-            outcome = Outcome(asked.place, error=portable(error), trace=traceback.format_exc())
+            outcome = VisitOutcome(asked.place, error=portable(error), trace=traceback.format_exc())
         return packed(outcome)
 
 
-def _visit(site: Site, shared: Round, request: Request) -> Outcome:
-    module, data = shared.module, site.datamodule
+def _visit(payload: FitPayload, shared: RoundPayload, request: VisitRequest) -> VisitOutcome:
+    module, data = shared.module, payload.datamodule
     vars(module).update(dict.fromkeys(_AROUND, _nothing))
     vars(data).update(dict.fromkeys(("prepare_data", "setup", "teardown"), _nothing))
-    vars(data)["train_dataloader"] = lambda: site.data
+    vars(data)["train_dataloader"] = lambda: payload.data
     with quiet(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Found \d+ module\(s\) in eval mode")  # the fit has said so
-        visit = CarriedVisit(site, shared, request)
+        visit = RemoteVisit(payload, shared, request)
         trainer = Trainer(
             strategy=visit, devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-            enable_model_summary=False, limit_val_batches=0, num_sanity_val_steps=0, **site.trainer,
+            enable_model_summary=False, limit_val_batches=0, num_sanity_val_steps=0, **payload.trainer,
         )  # fmt: skip
         trainer.fit(module, datamodule=data)
     assert visit.outcome is not None
@@ -125,17 +125,17 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     return None
 
 
-class CarriedVisit(Visit):
+class RemoteVisit(VisitStrategy):
     """One client's visit to a copy of a fit, which stands where the round began."""
 
-    def __init__(self, site: Site, shared: Round, request: Request) -> None:
+    def __init__(self, payload: FitPayload, shared: RoundPayload, request: VisitRequest) -> None:
         message = replace(shared.message, client_state=request.client_state)
-        away = AwayModule(shared.module, {}, set())
-        super().__init__(site.options, request.client_id, None, message, request.before, away, "train")
-        self._site, self._shared, self._place = site, shared, request.place
-        self._begun = ModuleVisits(shared.module)
+        at_client = ModuleAtClient(shared.module, {}, set())
+        super().__init__(payload.options, request.client_id, None, message, request.before, at_client, "train")
+        self._payload, self._shared, self._place = payload, shared, request.place
+        self._begun = ModuleIsolation(shared.module)
         self._begun.begin()
-        self.outcome: Outcome | None = None
+        self.outcome: VisitOutcome | None = None
 
     def _set_clock(self, own: MeanVisit, mean_visit: MeanVisit | None) -> None:
         self._loop.clock.mean_visit = own
@@ -149,15 +149,15 @@ class CarriedVisit(Visit):
 
     def begin_round(self) -> None:
         """Takes back what ``configure_optimizers`` has done to the module: it did so before."""
-        self._begun.put_back()
+        self._begun.restore()
 
     def train_client(self, task: ClientTask) -> Tensor | None:
         """Trains the client as in a worker process of :class:`Parallel`."""
-        trainer, visits = self._trainer, Visits(self.side.runner)
+        trainer, recorder = self._trainer, VisitRecorder(self.side.runner)
         self._loop.publish({name: float(value) for name, value in self._shared.metrics.items()}, {})
-        trainer.loggers = list(self._site.loggers)
-        with visits.recording():
-            self.outcome = visits.visit(task, self._place)
+        trainer.loggers = list(self._payload.loggers)
+        with recorder.recording():
+            self.outcome = recorder.visit(task, self._place)
         trainer.loggers = []
         return None
 

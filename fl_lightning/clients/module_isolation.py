@@ -24,7 +24,7 @@ from fl_lightning.lightning.module.snapshot import ModuleSnapshot
 from fl_lightning.lightning.names import rank_zero_warn
 
 
-class ModuleVisits:
+class ModuleIsolation:
     """Lets every visit begin with the module as the round found it."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -34,7 +34,7 @@ class ModuleVisits:
         self._in_visit = self._pinned = False
         self._changed: list[Object] | None = None
 
-    def look(self) -> ModuleSnapshot:
+    def take_snapshot(self) -> ModuleSnapshot:
         """Takes the module as it is now for what visits begin with, unless that is what they begin with already."""
         self._snapshot = ModuleSnapshot(self._module) if self._snapshot is None else self._snapshot.current()
         return self._snapshot
@@ -42,7 +42,7 @@ class ModuleVisits:
     @contextmanager
     def pinned(self) -> Iterator[None]:
         """Every visit begins with the module as it is now; nobody else changes it meanwhile."""
-        self.look()
+        self.take_snapshot()
         self._pinned = True
         try:
             yield
@@ -50,62 +50,64 @@ class ModuleVisits:
             self._pinned = False
 
     @property
-    def looked(self) -> ModuleSnapshot:
+    def snapshot(self) -> ModuleSnapshot:
         """The module as it was when it was last looked at."""
         assert self._snapshot is not None
         return self._snapshot
 
     def unfollowed(self) -> list[str]:
         """What runs on from client to client in this process, as a sentence each: iterators, open files."""
-        found = self.look().unfollowed.items()
+        found = self.take_snapshot().unfollowed.items()
         return [f"attribute {name!r} ({kind}) cannot be put back after a client" for name, kind in found]
 
     def not_joined(self) -> list[str]:
         """Metrics that hold what one client has left, as a sentence each."""
-        found = [(name, metric) for name, metric in self.look().metrics.items() if name not in self.looked.joined]
+        found = [
+            (name, metric) for name, metric in self.take_snapshot().metrics.items() if name not in self.snapshot.joined
+        ]
         return [f"metric {n!r} ({type(m).__name__}) holds what the client with most samples has left" for n, m in found]
 
     def changed(self) -> list[str]:
         """Attributes that hold something else than when they were last looked at."""
-        return sorted({name for found in self.looked.changed() for name in found.changed_names()})
+        return sorted({name for found in self.snapshot.changed() for name in found.changed_names()})
 
     # ---- a visit
 
     def begin(self) -> None:
         """A client is about to train."""
         if not self._pinned:
-            self.look()
+            self.take_snapshot()
         self._in_visit, self._changed = True, None
-        self._aside = {name: (metric, MetricState(metric)) for name, metric in self.looked.joined.items()}
+        self._aside = {name: (metric, MetricState(metric)) for name, metric in self.snapshot.joined.items()}
         for metric, _ in self._aside.values():  # of all, before the first is emptied: some may share states
             metric.reset()
 
     def end(self, limits: Limits = NO_LIMITS, attributes: Collection[str] | None = None) -> Change:
-        """What the visit leaves, as :func:`written` says it; :meth:`put_back` has to follow.
+        """What the visit leaves, as :func:`written` says it; :meth:`restore` has to follow.
 
         Raises:
             ModuleError: it has changed which submodules or hooks there are, or a data set.
         """
-        changed = self.looked.changed()
+        changed = self.snapshot.changed()
         for found in changed:
-            if found in self.looked.fixed:
+            if found in self.snapshot.fixed:
                 raise ModuleError(_REFUSED.format(", ".join(map(repr, found.changed_names()))))
             if found.kind is OF_DATA:
-                found.put_back()
+                found.restore()
         shares = {name: MetricShare.of(metric) for name, (metric, _) in self._aside.items()}
         shares = {name: share for name, share in shares.items() if share.updates}
         self._changed = changed
-        return written(self.looked, changed, shares, limits, attributes) if changed or shares else Change()
+        return written(self.snapshot, changed, shares, limits, attributes) if changed or shares else Change()
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Ends a visit, however it went: the module is as it was before."""
         if not self._in_visit:
             return
-        for found in self.looked.changed() if self._changed is None else self._changed:
+        for found in self.snapshot.changed() if self._changed is None else self._changed:
             if found.kind is not OF_DATA:
-                found.put_back()
+                found.restore()
         for _, before in self._aside.values():
-            before.put_back()
+            before.restore()
         self._in_visit, self._aside = False, {}
 
     # ---- the round
@@ -113,7 +115,7 @@ class ModuleVisits:
     def merge(self, visits: Sequence[Change], chosen: Change | None) -> None:
         """Joins what visits have left, in cohort order; attributes are those of the visit ``chosen``, if any."""
         device = next((parameter.device for parameter in self._module.parameters()), torch.device("cpu"))
-        found = [(visit, read(visit.plain, self.looked, device)) for visit in visits if visit.plain]
+        found = [(visit, read(visit.plain, self.snapshot, device)) for visit in visits if visit.plain]
         merge([one for _, one in found], next((one for visit, one in found if visit is chosen), None))
         lost = {name: why for visit in visits for name, why in visit.lost.items() if name not in self.warned}
         if lost:

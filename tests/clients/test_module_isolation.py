@@ -17,7 +17,7 @@ from visits_by_hand import rounds_by_hand
 from worker_processes import EXECUTORS, HERE
 
 import fl_lightning as fl
-from fl_lightning.clients.module_visits import ModuleVisits
+from fl_lightning.clients.module_isolation import ModuleIsolation
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.core.processes import pack, unpack
 
@@ -200,15 +200,15 @@ def test_outcomes_are_joined_in_the_order_of_the_cohort(executor):
 def test_hooks_come_back_and_are_refused():
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh())
     first = module[0].register_forward_hook(print)
-    visits = ModuleVisits(module)
-    visits.begin()
-    assert visits.changed() == []
+    isolation = ModuleIsolation(module)
+    isolation.begin()
+    assert isolation.changed() == []
     first.remove()
     module[1].register_forward_pre_hook(print)
-    assert visits.changed() == ["0._forward_hooks", "1._forward_pre_hooks"]
+    assert isolation.changed() == ["0._forward_hooks", "1._forward_pre_hooks"]
     with pytest.raises(ModuleError, match=r"submodules or hooks.*found changes in '0\._forward_hooks'"):
-        visits.end()
-    visits.put_back()
+        isolation.end()
+    isolation.restore()
     assert list(module[0]._forward_hooks) == [first.id]
     assert not module[1]._forward_pre_hooks
 
@@ -221,23 +221,23 @@ def test_objects_that_hold_one_another_come_back_and_go_on(tmp_path):
     module.shared = [1.0]
     module.twice = {"a": module.shared, "b": [module.shared]}
     module.file = (tmp_path / "file").open("w")
-    visits, shared = ModuleVisits(module), module.shared
-    assert visits.unfollowed() == ["attribute 'file' (TextIOWrapper) cannot be put back after a client"]
+    isolation, shared = ModuleIsolation(module), module.shared
+    assert isolation.unfollowed() == ["attribute 'file' (TextIOWrapper) cannot be put back after a client"]
     outcomes = []
     for value in (2.0, 3.0):
-        visits.begin()
+        isolation.begin()
         module.shared[0] = value
         module.twice["b"].append(module.shared)
         del module.twice["a"]
-        outcomes.append(visits.end())
-        visits.put_back()
+        outcomes.append(isolation.end())
+        isolation.restore()
         assert shared == [1.0]
         assert module.twice == {"a": shared, "b": [shared]}
     outcomes = [unpack(pack(outcome), torch.device("cpu")) for outcome in outcomes]
-    visits.merge(outcomes, None)
+    isolation.merge(outcomes, None)
     assert module.twice["b"] == [shared, shared, shared]
-    visits.merge([], outcomes[0])
-    visits.merge(outcomes[1:], outcomes[1])
+    isolation.merge([], outcomes[0])
+    isolation.merge(outcomes[1:], outcomes[1])
     assert module.shared is shared
     assert shared == [3.0]
     assert list(module.twice) == ["b"]
