@@ -186,7 +186,7 @@ class DifferentialPrivacy(ClientRule):
         if self.where == "local":
             return step
         columns, scale = cohort.updates.columns, self.clip / len(cohort)
-        if self.seed is None:  # every share of the columns has a secret of its own
+        if self.seed is None:  # every shard of the columns has a secret of its own
             return step + self._noise(len(step), scale, step)
         return step + columns.part(self._noise(columns.total, scale, step, "server", cohort.round))
 

@@ -167,14 +167,14 @@ def _agreement(rows: Tensor, updates: UpdateMatrix) -> Tensor:
 def smallest(values: Tensor, counts: Tensor, columns: Columns, starts: tuple[int, ...]) -> Tensor:
     """Marks ``[k, n]`` the smallest numbers of every row in every segment, and all that equal the largest of these.
 
-    ``values [k, n]`` are not negative and not NaN, float32 or float64, with the columns of this share. Int64 beside
+    ``values [k, n]`` are not negative and not NaN, float32 or float64, with the columns of this shard. Int64 beside
     them, ``counts [k, L]`` say how many to mark, up to all. ``starts`` are ``L + 1`` numbers that rise from 0 to the
     number of all columns.
     """
     segments = list(pairwise(columns.offsets(starts).tolist()))
     parts = [values[:, a:b] for a, b in segments]
     if len(columns.borders) > 2:
-        bounds = _bounds_of_shares(values, counts, columns, starts)
+        bounds = _bounds_of_shards(values, counts, columns, starts)
     else:
         bounds = torch.stack([_bounds(part, k) for part, k in zip(parts, counts.T.tolist(), strict=True)], 1)
     return torch.cat([part <= bound[:, None] for part, bound in zip(parts, bounds.T, strict=True)], 1)
@@ -187,8 +187,8 @@ def _bounds(values: Tensor, counts: list[int]) -> Tensor:
     return torch.stack(found)
 
 
-def _bounds_of_shares(values: Tensor, counts: Tensor, columns: Columns, starts: tuple[int, ...]) -> Tensor:
-    """The same, ``[k, L]``, by bisection: shares exchange how many of their numbers lie below.
+def _bounds_of_shards(values: Tensor, counts: Tensor, columns: Columns, starts: tuple[int, ...]) -> Tensor:
+    """The same, ``[k, L]``, by bisection: shards exchange how many of their numbers lie below.
 
     The bits of floating-point numbers have the order of the numbers, where none is negative.
     """

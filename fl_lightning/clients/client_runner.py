@@ -111,7 +111,7 @@ class ClientRunner:
                 report = self.rule.end_client(work)
                 self.rows.close(task.index)
             step_counts = self.schedules.end_visit()
-            left, hand_set = self.isolation.end(), self._hand_set.end()
+            module_change, hand_set = self.isolation.end(), self._hand_set.end()
         if (attack := self.options.attack_of(client)) is not None:
             seed = derive_seed(self.options.seed, "attack", task.round, client)
             attack.replace(self.rows.update(task.index), theta, seed)
@@ -120,7 +120,7 @@ class ClientRunner:
         return Upload(
             task.index, client, task.num_samples, loss, measured.get("loss") if needs.losses else None,
             report, self._buffers.report(task.num_samples), work.client_lr, step_counts,
-            0 if needs.full_gradients else self.local.skipped, left, hand_set,
+            0 if needs.full_gradients else self.local.skipped, module_change, hand_set,
         )  # fmt: skip
 
     def _batches_of(self, client: int) -> Iterator[tuple[Any, int]]:

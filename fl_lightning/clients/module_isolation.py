@@ -15,7 +15,7 @@ from torch import nn
 from torchmetrics import Metric
 
 from fl_lightning.core.errors import ModuleError
-from fl_lightning.lightning.metric_state import MetricShare, MetricState
+from fl_lightning.lightning.metric_state import MetricDelta, MetricState
 from fl_lightning.lightning.module.changes import Change, merge, read, written
 from fl_lightning.lightning.module.contents import OF_DATA
 from fl_lightning.lightning.module.objects import Object
@@ -94,10 +94,10 @@ class ModuleIsolation:
                 raise ModuleError(_REFUSED.format(", ".join(map(repr, found.changed_names()))))
             if found.kind is OF_DATA:
                 found.restore()
-        shares = {name: MetricShare.of(metric) for name, (metric, _) in self._aside.items()}
-        shares = {name: share for name, share in shares.items() if share.updates}
+        deltas = {name: MetricDelta.of(metric) for name, (metric, _) in self._aside.items()}
+        deltas = {name: delta for name, delta in deltas.items() if delta.updates}
         self._changed = changed
-        return written(self.snapshot, changed, shares, limits, attributes) if changed or shares else Change()
+        return written(self.snapshot, changed, deltas, limits, attributes) if changed or deltas else Change()
 
     def restore(self) -> None:
         """Ends a visit, however it went: the module is as it was before."""

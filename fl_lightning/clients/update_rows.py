@@ -34,7 +34,7 @@ class Upload:
     client_lr: float | None = None  # mean of its steps, if its optimizer defines one
     step_counts: StepCounts = field(default_factory=StepCounts)  # what its visit counted
     skipped: int = 0  # batches without a loss, with automatic optimization
-    left: Change = field(default_factory=Change)  # in the module beside parameters and buffers
+    module_change: Change = field(default_factory=Change)  # in the module beside parameters and buffers
     hand_set: HandSet = ()  # options of parameter groups
 
 
@@ -56,7 +56,7 @@ class UpdateRows:
         theta = binding.theta
         self.columns = Columns.whole(theta.numel()) if columns is None else columns  # that the matrix holds
         self._allocate = allocate or empty_rows
-        self.values = self._matrix(capacity)  # [capacity, n]; with several shares, the columns of this one
+        self.values = self._matrix(capacity)  # [capacity, n]; with several shards, the columns of this one
         self._training = empty_tensors(binding.layout.shapes, theta)
         self._views: dict[int, list[Tensor]] = {}
         self._received: set[int] = set()

@@ -26,7 +26,7 @@ class Cohort:
     Parameters and rows are the strategy's own memory. Rules must not write to them, and must copy what they keep.
     ``losses``, ``sizes`` and ``extras`` may be tensors or sequences, and become float64. Losses and sizes, a number per
     client, lie on the CPU, where rules decide; extras lie on the rows' device, or on the CPU if the device has no
-    float64. Where several processes share the columns, ``n`` counts those of this share.
+    float64. Where several processes divide the columns, ``n`` counts those of this one.
 
     Attributes:
         params: ``[n]`` global parameters at the start of the round.

@@ -101,7 +101,7 @@ def _tensor(
 # ---- work and ends
 
 
-def fair_shares(costs: Sequence[int], ranks: int) -> list[list[int]]:
+def balanced_split(costs: Sequence[int], ranks: int) -> list[list[int]]:
     """Clients per rank, ascending, whose costs differ little: the dearest first, each to whoever has least."""
     found: list[list[int]] = [[] for _ in range(ranks)]
     loads = [(0, rank) for rank in range(ranks)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The matrix of the cohort's updates, and which of its columns lie here.
 
-Server rules ask ``UpdateMatrix`` for what they need: several processes may share the columns, each a run of them. Sums
-over columns are added up in one order, so any number of shares gives the same bits (:mod:`fl_lightning.ops.slices`).
+Server rules ask ``UpdateMatrix`` for what they need: several processes may divide the columns, each a run of them. Sums
+over columns are added up in one order, so any number of shards gives the same bits (:mod:`fl_lightning.ops.slices`).
 """
 
 from __future__ import annotations
@@ -33,56 +33,56 @@ def _unseen(numbers: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Columns:
-    """The share of the columns that lies here.
+    """The shard of the columns that lies here.
 
-    All shares call ``gather`` at the same places: it hands in a tensor of this share and returns those of all, whose
-    first dimensions are the second argument. ``note`` is told of numbers that must be the same on all shares, such as
-    the coefficients of a step, so that shares that came to others can be found out.
+    All shards call ``gather`` at the same places: it hands in a tensor of this shard and returns those of all, whose
+    first dimensions are the second argument. ``note`` is told of numbers that must be the same on all shards, such as
+    the coefficients of a step, so that shards that came to others can be found out.
     """
 
-    borders: tuple[int, ...]  # R + 1, from 0 to n: share r begins at the r-th; between slices, as cut() gives them
-    share: int = 0  # the number of this one
+    borders: tuple[int, ...]  # R + 1, from 0 to n: shard r begins at the r-th; between slices, as cut() gives them
+    shard: int = 0  # the number of this one
     gather: Callable[[Tensor, Sequence[int]], list[Tensor]] = _alone
     note: Callable[[Tensor], None] = _unseen
 
     @classmethod
     def whole(cls, total: int) -> Columns:
-        """All columns in one share."""
+        """All columns in one shard."""
         return cls((0, total))
 
     @staticmethod
-    def cut(total: int, shares: int) -> tuple[int, ...]:
-        """Borders of shares with as equal numbers of slices as can be."""
+    def cut(total: int, shards: int) -> tuple[int, ...]:
+        """Borders of shards with as equal numbers of slices as can be."""
         width = slice_columns(total)
         slices = -(-total // width)
-        return tuple(min(slices * share // shares * width, total) for share in range(shares + 1))
+        return tuple(min(slices * shard // shards * width, total) for shard in range(shards + 1))
 
     @property
     def total(self) -> int:
-        """Number of columns of all shares, ``n``."""
+        """Number of columns of all shards, ``n``."""
         return self.borders[-1]
 
     @property
     def numel(self) -> int:
-        """Number of columns of this share."""
+        """Number of columns of this shard."""
         return self.span[1] - self.span[0]
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first column of this share, and the one after its last."""
-        return self.spans[self.share]
+        """The first column of this shard, and the one after its last."""
+        return self.spans[self.shard]
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Those of all shares."""
+        """Those of all shards."""
         return list(pairwise(self.borders))
 
     def part(self, values: Tensor) -> Tensor:
-        """The columns ``[..., numel]`` of this share of a tensor ``[..., n]``; not a copy."""
+        """The columns ``[..., numel]`` of this shard of a tensor ``[..., n]``; not a copy."""
         return values[..., slice(*self.span)]
 
     def joined(self, part: Tensor) -> Tensor:
-        """A vector ``[n]`` of whose columns every share hands in its own; all shares get it."""
+        """A vector ``[n]`` of whose columns every shard hands in its own; all shards get it."""
         if len(self.borders) == 2:
             return part
         return torch.cat(self.gather(part, [end - begin for begin, end in self.spans]))
@@ -92,10 +92,10 @@ class Columns:
         return _within(starts, *self.span)
 
     def sum(self, starts: tuple[int, ...], part: Callable[[slice, Tensor], Tensor]) -> Tensor:
-        """A sum per segment over the columns of all shares: ``[L, ...]``, on every share the same.
+        """A sum per segment over the columns of all shards: ``[L, ...]``, on every shard the same.
 
         Segments begin at ``starts``, ``L + 1`` numbers that rise from 0 to ``n``. ``part`` gives the sums ``[L, ...]``
-        over some of this share's columns, for the columns and their segments' offsets. It must hand :attr:`total` to
+        over some of this shard's columns, for the columns and their segments' offsets. It must hand :attr:`total` to
         the op that adds up.
         """
         begin, end = self.span
@@ -106,7 +106,7 @@ class Columns:
         held = [[slice(bisect_right(starts, a) - 1, bisect_left(starts, b)) for a, b in some] for some in nodes]
         sums = [
             part(slice(a - begin, b - begin), _within(starts, a, b))[at]
-            for (a, b), at in zip(nodes[self.share], held[self.share], strict=True)
+            for (a, b), at in zip(nodes[self.shard], held[self.shard], strict=True)
         ]
         mine = torch.cat(sums) if sums else part(slice(0, 0), _within(starts, begin, begin))[:0]
         found = torch.cat(self.gather(mine, [sum(at.stop - at.start for at in some) for some in held]))
@@ -121,7 +121,7 @@ class Columns:
         return add_tree([node for some in nodes for node in some], wholes(), self.total)
 
     def count(self, number: Tensor) -> int:
-        """The sum over the shares of an integer."""
+        """The sum over the shards of an integer."""
         return int(torch.cat(self.gather(number.reshape(1), [1] * len(self.spans))).sum())
 
 
@@ -140,8 +140,8 @@ class UpdateMatrix:
         norms: ``[m]`` float64 norms of the whole rows, if they are known.
 
     Attributes:
-        rows: ``[m, n]``; with several shares, the columns of this one.
-        layout: how the columns of all shares divide into layers.
+        rows: ``[m, n]``; with several shards, the columns of this one.
+        layout: how the columns of all shards divide into layers.
         columns: which of them are here.
 
     Raises:

@@ -27,7 +27,7 @@ from fl_lightning.fit.evaluation.evaluator import Evaluator
 from fl_lightning.fit.loaders import RoundLoader, local_batches
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.state_callback import FederatedState
-from fl_lightning.fit.uploads import merge_left
+from fl_lightning.fit.uploads import merge_module_changes
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.epoch_loop import install
 from fl_lightning.lightning.names import LightningModule, RunningStage, Trainer
@@ -223,7 +223,7 @@ class VisitStrategy(OneDevice):
         side, uploads = self.side, [] if self._upload is None else [self._upload]
         side.end_round()
         counted = [upload.client_id for upload in uploads]
-        merge_left(side.runner.isolation, uploads, counted)
+        merge_module_changes(side.runner.isolation, uploads, counted)
         if self._work == "loss":
             self.loss = float(side.losses_at(self._message.round, self._binding.theta, [self._client_id])[0])
         side.schedules.close_round(counted)
@@ -272,8 +272,8 @@ class VisitStrategy(OneDevice):
         if self._upload is not None:
             upload, side, index = self._upload, self.side, self._message.round
             update, buffers = side.runner.rows.update(0), side.buffers.values_in(upload.buffers)
-            left = self._module.left(self._options.client_rule.withholds)
-            self.sent = answer_of(upload, index, update, buffers, left)
+            module = self._module.change(self._options.client_rule.withholds)
+            self.sent = answer_of(upload, index, update, buffers, module)
 
     def states(self) -> Mapping[str, Any]:
         """Nothing: nobody writes checkpoints here."""

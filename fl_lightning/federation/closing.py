@@ -122,11 +122,12 @@ class Closing:
             buffers = bank.report_with(answer.size, answer.buffers)
         except (ValueError, KeyError) as error:
             raise MessageError(printable(error)) from error
-        left, report = self.model.server_module.read(answer.left), trusted(ClientReport)(extras=answer.extras)
+        module_change = self.model.server_module.read(answer.module)
+        report = trusted(ClientReport)(extras=answer.extras)
         mean = None if answer.train_loss is None else torch.tensor(answer.train_loss, dtype=torch.float64)
         self._uploads[client] = Upload(
             self.cohort.index(client), client, answer.size, mean, answer.loss, report, buffers, answer.client_lr,
-            left=left,
+            module_change=module_change,
         )  # fmt: skip
         return answer
 

@@ -114,7 +114,7 @@ class ClientMessage:
         companions: ``[n]`` vectors that become companion rows of the cohort.
         buffers: the module's buffers after training, by name; empty if the server does not combine them.
         steps: optimizer steps of the visit.
-        left: what it has left in attributes and metrics of the module.
+        module: what its visit has changed in attributes and metrics of the module.
     """
 
     client_id: int
@@ -128,18 +128,18 @@ class ClientMessage:
     companions: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
     steps: int = 0
-    left: Mapping[str, Any] = field(default_factory=dict)
+    module: Mapping[str, Any] = field(default_factory=dict)
 
 
 def answer_of(
-    upload: Upload, index: int, update: Tensor, buffers: Mapping[str, Tensor], left: Mapping[str, Any]
+    upload: Upload, index: int, update: Tensor, buffers: Mapping[str, Tensor], module: Mapping[str, Any]
 ) -> ClientMessage:
-    """The message with what a visit gave; ``update`` is the client's row, ``left`` what it left in the module."""
+    """The message with what a visit gave; ``update`` is the client's row, ``module`` what it changed in the module."""
     return trusted(ClientMessage)(
         upload.client_id, index, update.cpu(), upload.size, upload.loss,
         None if upload.train_loss is None else float(upload.train_loss), upload.client_lr,
         _on_cpu(upload.report.extras), _on_cpu(upload.report.companions), _on_cpu(buffers), upload.step_counts.steps,
-        left,
+        module,
     )  # fmt: skip
 
 

@@ -92,7 +92,7 @@ class ModuleAtClient:
                 found.apply(change)
         self._visit.begin()
 
-    def left(self, withholds: str | None = None) -> dict[str, Any]:
+    def change(self, withholds: str | None = None) -> dict[str, Any]:
         """What was changed since; nothing if there is a reason to withhold it."""
         own, outer = self._visit.snapshot, self._outer.snapshot
         own.shared.classes, own.shared.factories = outer.shared.classes, outer.shared.factories  # the server's

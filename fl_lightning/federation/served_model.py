@@ -17,8 +17,8 @@ from fl_lightning.core.modules import frozen_digest
 from fl_lightning.federation.message_checks import printable
 from fl_lightning.federation.module_changes import LIMITS, received, sendable
 from fl_lightning.fit.options import FitOptions
-from fl_lightning.fit.uploads import merge_left
-from fl_lightning.lightning.metric_state import MetricShare, updates_of
+from fl_lightning.fit.uploads import merge_module_changes
+from fl_lightning.lightning.metric_state import MetricDelta, updates_of
 from fl_lightning.lightning.module.changes import Change, written
 from fl_lightning.lightning.module.snapshot import ModuleSnapshot
 from fl_lightning.lightning.names import LightningModule, rank_zero_warn
@@ -54,7 +54,7 @@ class ServedModel:
 
     def merge(self, uploads: Sequence[Upload], counted: Collection[int]) -> None:
         """Joins what visits of a round have left in attributes and metrics."""
-        merge_left(self.server_module.isolation, uploads, counted)
+        merge_module_changes(self.server_module.isolation, uploads, counted)
         self.plain = self.server_module.plain()
 
     def module_state_dict(self) -> dict[str, Tensor]:
@@ -100,8 +100,8 @@ class ModuleAtServer:
         ``metrics`` adds what metrics have gathered, which no client needs: its visits begin with empty ones.
         """
         found = self._first.joined.items() if metrics else ()
-        shares = {name: MetricShare.of(metric) for name, metric in found if updates_of(metric)}
-        change = written(self._first, self._first.changed(), shares, LIMITS)
+        deltas = {name: MetricDelta.of(metric) for name, metric in found if updates_of(metric)}
+        change = written(self._first, self._first.changed(), deltas, LIMITS)
         for name, why in change.lost.items():
             self._forget(name)
             self._warn_once(name, f"{name!r} begins anew at every client: {why}")
@@ -133,6 +133,6 @@ class ModuleAtServer:
         found = received(plain, self._first, self._device)
         for one, change in found.changes:
             one.apply(change)
-        for metric, share in found.metrics:
+        for metric, delta in found.metrics:
             metric.reset()
-            share.add_to(metric)
+            delta.add_to(metric)

@@ -26,7 +26,7 @@ from fl_lightning.fit.on_ranks import Agreement, check_same_start, checksums_of
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.round_start import RoundStart
 from fl_lightning.fit.server import Server
-from fl_lightning.fit.uploads import Round, merge_left
+from fl_lightning.fit.uploads import Round, merge_module_changes
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.fit_description import check_resume
 from fl_lightning.lightning.names import Trainer, rank_zero_info
@@ -250,7 +250,7 @@ class FederatedFit:
         trained = current.seconds
         record, commit_or_undo = self._server.prepared(current)
         try:
-            hand_set = merge_left(runner.isolation, current.uploads, record.client_ids)
+            hand_set = merge_module_changes(runner.isolation, current.uploads, record.client_ids)
             steps = clients.schedules.close_round(record.client_ids, hand_set)
         except BaseException:  # a checkpoint then holds the round's start, and the step must not be in it
             commit_or_undo(False)

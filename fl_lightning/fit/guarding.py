@@ -26,7 +26,7 @@ def check_guards(guards: Sequence[Guard], most: int, who: str) -> None:
                 f"guard must be able to judge rounds with {who}, found {guard!r}, {takes}: sample more clients per "
                 "round, or lower the numbers that the guard was given"
             )
-        most = max(map(guard.most_left, judged))
+        most = max(map(guard.max_remaining, judged))
         who = f"the {most} clients at most whom {guard!r} leaves"
 
 

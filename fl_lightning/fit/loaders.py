@@ -67,14 +67,14 @@ class PredictionLoader(LoaderOfAll):
 
     def __init__(self, loaders: ClientLoaders, limit: int | float) -> None:
         super().__init__(loaders)
-        self.share: Sequence[int] | None = None  # clients of this process; None: all
+        self.own_clients: Sequence[int] | None = None  # clients of this process; None: all
         self.counts = [limited(limit, loaders.num_batches(client)) for client in range(len(loaders))]
 
     def __len__(self) -> int:
         return sum(self.counts)
 
     def _walked(self) -> Sequence[int]:
-        return range(len(self.counts)) if self.share is None else self.share
+        return range(len(self.counts)) if self.own_clients is None else self.own_clients
 
     @property
     def num_evaluated(self) -> int:
@@ -98,7 +98,7 @@ class EvaluationLoader(PredictionLoader):
         starts = [0, *accumulate(self.counts)]
         for client in self._walked():
             for index, (batch, size) in enumerate(self.of_client(client)):
-                place = None if self.share is None else starts[client] + index
+                place = None if self.own_clients is None else starts[client] + index
                 yield ClientBatch(client, index, size, batch, self, place)
 
 

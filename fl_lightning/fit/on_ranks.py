@@ -117,11 +117,11 @@ def say_processes(ranks: Ranks, options: FitOptions, sizes: Sequence[int], rows:
     machines = f"{ranks.num_nodes} machine{'s' * (ranks.num_nodes > 1)}"
     clients = f"{per_round} client{'s' * (per_round > 1)}"
     width, total = rows.values.element_size(), rows.columns.total
-    share, reason = max(end - begin for begin, end in rows.columns.spans), whole_rows_reason(options)
+    shard, reason = max(end - begin for begin, end in rows.columns.spans), whole_rows_reason(options)
     if reason is None:
         trained = ceil(per_round / ranks.size)
         held = (
-            f"{(per_round * share + trained * total) * width:,} B in each process, which holds a share of the columns"
+            f"{(per_round * shard + trained * total) * width:,} B in each process, which holds a shard of the columns"
         )
     else:
         held = f"{per_round * total * width:,} B in each process, which holds them whole because {reason}"
@@ -132,7 +132,7 @@ def say_processes(ranks: Ranks, options: FitOptions, sizes: Sequence[int], rows:
 
 
 def whole_rows_reason(options: FitOptions) -> str | None:
-    """Why every rank holds whole updates, as the end of a sentence; ``None`` if each holds a share of the columns."""
+    """Why every rank holds whole updates, as the end of a sentence; ``None`` if each holds a shard of the columns."""
     attacks = () if options.attack is None else (options.attack,)
     parts: tuple[ServerRule | ClientRule | Guard | Attack, ...] = (options.algorithm, options.client_rule)
     for part in (*parts, *options.guards, *attacks):

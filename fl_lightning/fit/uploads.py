@@ -68,11 +68,11 @@ class UsableUploads:
         )
 
 
-def merge_left(isolation: ModuleIsolation, uploads: Sequence[Upload], counted: Collection[int]) -> HandSet:
+def merge_module_changes(isolation: ModuleIsolation, uploads: Sequence[Upload], counted: Collection[int]) -> HandSet:
     """Joins what visits of a round have left in the module; the options that the visit has set which decides."""
     entered = [upload for upload in uploads if upload.client_id in counted]
     largest = max(entered, key=lambda upload: upload.size, default=None)
-    isolation.merge([upload.left for upload in uploads], None if largest is None else largest.left)
+    isolation.merge([upload.module_change for upload in uploads], None if largest is None else largest.module_change)
     return () if largest is None else largest.hand_set
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 else:
     _Sync = lightning_module("trainer.connectors.logger_connector.result")._Sync
 
-LoggedShare = dict[str, tuple[dict[str, Any], Tensor, Tensor | None, int]]
+ClientLogs = dict[str, tuple[dict[str, Any], Tensor, Tensor | None, int]]
 """What a client adds under each key of Lightning's results: its options, the value, its weight and its updates."""
 
 
@@ -63,7 +63,7 @@ class LoggedRow:
 class ClientValues:
     """One client's logged values in the results of an evaluation.
 
-    Between :meth:`clear` and :meth:`share` the results hold the values of one client; :meth:`join` lets them hold those
+    Between :meth:`clear` and :meth:`take` the results hold the values of one client; :meth:`join` lets them hold those
     of several. Results of a loader that is over stay as they are.
     """
 
@@ -92,7 +92,7 @@ class ClientValues:
                 row.note(name, notes.sources.get(own) if entry.is_tensor else entry.value)
         return row
 
-    def share(self) -> LoggedShare:
+    def take(self) -> ClientLogs:
         """What the client's batches have logged, beside metric objects."""
         entries = [(key, entry) for key, entry in self._entries() if entry.is_tensor and entry._update_count]
         self._metas |= {key: _portable(entry.meta) for key, entry in entries if key not in self._metas}
@@ -101,14 +101,14 @@ class ClientValues:
             for key, e in entries
         }
 
-    def join(self, shares: Iterable[LoggedShare], means: Mapping[str, float]) -> list[str]:
+    def join(self, logs: Iterable[ClientLogs], means: Mapping[str, float]) -> list[str]:
         """Lets the results hold what some clients have logged, in their order, and nothing else.
 
         A logged metric object that cannot be joined has the value in ``means``. Returns the names of these.
         """
         self.clear()
-        for share in shares:
-            for key, (meta, value, size, updates) in share.items():
+        for one in logs:
+            for key, (meta, value, size, updates) in one.items():
                 if key not in self.results:  # the clients of this process do not log it
                     sync = next((e.meta.sync.fn for e in self.results.values()), _Sync.no_op)
                     self.results.log(value=value, batch_size=1, sync_dist_fn=sync, **meta)

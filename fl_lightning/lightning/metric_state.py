@@ -131,7 +131,7 @@ def _is_plain(metric: Metric, reductions: tuple[Any, ...]) -> bool:
     return not any(isinstance(part, Metric) for _, part in submodules(metric)[1:])
 
 
-class MetricShare(NamedTuple):
+class MetricDelta(NamedTuple):
     """What one client has added to an empty metric."""
 
     state: State
@@ -139,7 +139,7 @@ class MetricShare(NamedTuple):
     value: Any  # what ``forward`` gave last; None if it was not called
 
     @classmethod
-    def of(cls, metric: Metric) -> MetricShare:
+    def of(cls, metric: Metric) -> MetricDelta:
         """What a metric holds; without graphs, and such that later updates do not reach it."""
         return cls(_copied(read_state(metric)), updates_of(metric), metric._forward_cache)
 

@@ -54,7 +54,7 @@ class Ranks:
         self.signals: HeldSignals | None = None  # requests to stop that this process gets during a fit
         self._store: Any = None
         self._divisions = self._exchanges = 0
-        self.has_left = False  # the fit, with an error of its own
+        self.abandoned = False  # the fit, with an error of its own
 
     def join(self) -> None:
         """Connects this process with the others, as many as the trainer asks for."""
@@ -71,7 +71,7 @@ class Ranks:
             )
         if self._store is None:
             self._store = self._shared_store()
-        self.has_left = False
+        self.abandoned = False
 
     def _shared_store(self) -> Any:
         """Counters that all ranks see; the first rank keeps them."""
@@ -88,12 +88,12 @@ class Ranks:
 
     def barrier(self) -> None:
         """Waits for all ranks."""
-        if self._store is not None and not self.has_left:
+        if self._store is not None and not self.abandoned:
             self.gather(None)
 
     def broadcast(self, value: _T, source: int = 0) -> _T:
         """The value of one rank, on all."""
-        if self.has_left:
+        if self.abandoned:
             return value
         box = [value]
         with self._meeting():
@@ -110,7 +110,7 @@ class Ranks:
 
     def gather_parts(self, part: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """A tensor of every rank, in their order, on all ranks; only their first dimensions, ``sizes``, may differ."""
-        if self.has_left:
+        if self.abandoned:
             raise RankError(f"rank {self.rank} has left the fit with an error of its own: it does not hold all columns")
         longest, rest = max(sizes), part.shape[1:]
         padded = part.contiguous()
@@ -198,9 +198,9 @@ class Ranks:
         It waits for nobody any more, so that callbacks can still save a checkpoint. Those it has started end when it
         does.
         """
-        if not self.has_left:
+        if not self.abandoned:
             end_at_exit(getattr(self.launcher, "procs", []))
-        self.has_left = True
+        self.abandoned = True
 
     def part(self) -> None:
         """A trainer function is over: each process goes on alone, and the first may end before the others."""

@@ -19,7 +19,7 @@ from fl_lightning.core.modules import submodules
 from fl_lightning.lightning.ranks import Ranks
 
 
-def share_random_state(ranks: Ranks) -> None:
+def broadcast_random_state(ranks: Ranks) -> None:
     """Gives all ranks the random state of the first."""
     python, numeric, generator = ranks.broadcast((random.getstate(), np.random.get_state(), torch.get_rng_state()))
     random.setstate(python)
@@ -29,7 +29,7 @@ def share_random_state(ranks: Ranks) -> None:
         torch.cuda.set_rng_state(ranks.broadcast(torch.cuda.get_rng_state(ranks.device)), ranks.device)
 
 
-def share_module(ranks: Ranks, module: nn.Module) -> None:
+def broadcast_module(ranks: Ranks, module: nn.Module) -> None:
     """Overwrites all parameters and buffers with those of the first rank; all must have the same ones."""
     named = [*module.named_parameters(), *module.named_buffers()]
     found = ranks.gather([(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named])

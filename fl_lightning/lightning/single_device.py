@@ -23,7 +23,12 @@ from fl_lightning.lightning.names import (
 )
 from fl_lightning.lightning.rank_processes import HeldSignals, check_startable, is_termination
 from fl_lightning.lightning.ranks import Ranks
-from fl_lightning.lightning.shared_by_ranks import epoch_logs_quiet, share_module, share_random_state, unsynced_metrics
+from fl_lightning.lightning.shared_by_ranks import (
+    broadcast_module,
+    broadcast_random_state,
+    epoch_logs_quiet,
+    unsynced_metrics,
+)
 
 _T = TypeVar("_T")
 _LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
@@ -98,13 +103,13 @@ class OneDevice(SingleDeviceStrategy):
         super().setup_environment()
         if self.ranks is not None:
             self.ranks.join()
-            share_random_state(self.ranks)
+            broadcast_random_state(self.ranks)
 
     def setup(self, trainer: Trainer) -> None:
         """Gives all processes the weights of the first."""
         super().setup(trainer)
         if self.ranks is not None:
-            share_module(self.ranks, trainer.lightning_module)
+            broadcast_module(self.ranks, trainer.lightning_module)
             self._undo.enter_context(unsynced_metrics(trainer.lightning_module))
             self._undo.enter_context(epoch_logs_quiet())
             if trainer.state.fn == TrainerFn.FITTING:
@@ -188,7 +193,7 @@ class OneDevice(SingleDeviceStrategy):
         """
         state = federated_state(checkpoint)
         if has_shards(state):
-            if self.ranks is not None and self.ranks.has_left:
+            if self.ranks is not None and self.ranks.abandoned:
                 rank_zero_warn(f"{filepath} is not saved: other processes hold parts of it, and this one has left them")
                 return
             checkpoint["callbacks"] = {**checkpoint["callbacks"], STATE_KEY: full_state_dict(state)}

@@ -20,7 +20,7 @@ from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
 from fl_lightning.core.errors import RankError
 from fl_lightning.lightning.ranks import Ranks
-from fl_lightning.lightning.shared_by_ranks import share_module, share_random_state
+from fl_lightning.lightning.shared_by_ranks import broadcast_module, broadcast_random_state
 
 PLACES = "abcdefg"
 
@@ -146,7 +146,7 @@ def talk(size):
         ranks.barrier()
         said["left"] = [ranks.broadcast("own"), refused(lambda: ranks.gather_parts(torch.zeros(1), [1] * 3))]
     ranks.join()
-    said["again"] = [ranks.has_left, ranks.gather(me)]
+    said["again"] = [ranks.abandoned, ranks.gather(me)]
     ranks.part()
     return said
 
@@ -167,15 +167,16 @@ def share(size):
     ranks = joined(size)
     rank = ranks.rank
     torch.manual_seed(rank), np.random.seed(rank), random.seed(rank)
-    share_random_state(ranks)
+    broadcast_random_state(ranks)
     said = {"drawn": [torch.rand(2).tolist(), np.random.rand(2).tolist(), [random.random()]]}
     net = Net(rank)
     place = net.weight.data_ptr()
-    share_module(ranks, net)
+    broadcast_module(ranks, net)
     said["module"] = [net.weight.tolist(), net.mean.tolist(), place == net.weight.data_ptr(), net.weight.requires_grad]
-    said["shapes"] = refused(lambda: share_module(ranks, Net(rank, 2 + (rank == 1))))
-    said["dtypes"] = refused(lambda: share_module(ranks, Net(rank).to(torch.float64 if rank == 2 else torch.float32)))
-    said["more"] = refused(lambda: share_module(ranks, Net(rank, 3)))
+    said["shapes"] = refused(lambda: broadcast_module(ranks, Net(rank, 2 + (rank == 1))))
+    dtype = torch.float64 if rank == 2 else torch.float32
+    said["dtypes"] = refused(lambda: broadcast_module(ranks, Net(rank).to(dtype)))
+    said["more"] = refused(lambda: broadcast_module(ranks, Net(rank, 3)))
     return said
 
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from column_shares import Meeting
+from column_shards import Meeting
 from test_column_rows import Network, Ranks
 
 from fl_lightning.algorithms import ClientRule

@@ -86,7 +86,7 @@ def test_who_does_not_come_is_named(tmp_path, what, place, words):
 def test_notes_that_cannot_be_reached_are_an_error_in_words(monkeypatch):
     ranks = object.__new__(Ranks)
     here, wait = SimpleNamespace(main_address="127.0.0.1"), timedelta(seconds=60)
-    vars(ranks).update(rank=1, size=3, has_left=False, _store=None, _timeout=wait, _environment=here, broadcast=int)
+    vars(ranks).update(rank=1, size=3, abandoned=False, _store=None, _timeout=wait, _environment=here, broadcast=int)
 
     def refuse(*_, **__):
         raise RuntimeError("no connection")

@@ -26,7 +26,7 @@ from rank_runs import (
 )
 
 import fl_lightning as fl
-from fl_lightning.core.processes import fair_shares
+from fl_lightning.core.processes import balanced_split
 from fl_lightning.lightning.shared_by_ranks import unsynced_metrics
 from fl_lightning.lightning.single_device import check_devices
 
@@ -127,7 +127,7 @@ def test_shares_are_fair():
     for _ in range(200):
         ranks = int(torch.randint(1, 9, (), generator=generator))
         costs = torch.randint(0, 50, (30,), generator=generator).tolist()
-        shares = fair_shares(costs, ranks)
+        shares = balanced_split(costs, ranks)
         assert sorted(client for share in shares for client in share) == [c for c, cost in enumerate(costs) if cost]
         loads = [sum(costs[client] for client in share) for share in shares]
         bound = max(sum(costs) / ranks, max(costs))

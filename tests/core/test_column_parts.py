@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from column_shares import in_shares
+from column_shards import in_shards
 from torch import Tensor
 
 from fl_lightning.core.layout import ParamLayout
@@ -64,14 +64,14 @@ def test_any_number_of_processes_reads_what_any_number_has_written(tmp_path, bef
         rule_state.load_sharded_state_dict(rule, whole, columns, {})
         assert same(rule_state.state_dict(rule), rule_state.state_dict(filled(columns, clients)))
 
-    first, *others = in_shares(TOTAL, before, written)
+    first, *others = in_shards(TOTAL, before, written)
     torch.save(first, tmp_path / "a.ckpt")
     whole = torch.load(tmp_path / "a.ckpt", weights_only=True)
     expected = rule_state.state_dict(filled(Columns.whole(TOTAL), clients))
     expected["empty"]["rows"] = whole["empty"]["rows"]  # none, of any length
     assert same(whole, expected)
     assert all(other["momentum"].numel() == other["history"]["rows"].numel() == 0 for other in others)
-    in_shares(TOTAL, after, read)
+    in_shards(TOTAL, after, read)
 
 
 def test_what_all_processes_have_alike_is_everything_else():

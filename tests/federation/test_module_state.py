@@ -113,7 +113,7 @@ def test_what_goes_on_at_the_client_is_said(counts):
     with pytest.warns(UserWarning, match="what a client leaves in Streams stays at the client") as said:
         sent = client.train(fl.ServerMessage(0, torch.zeros(WIDTH)))
     assert any("stream (a count)" in str(one.message) for one in said)
-    assert bool(sent.left) == bool(counts)
+    assert bool(sent.module) == bool(counts)
 
 
 class Meter:
@@ -380,7 +380,7 @@ def test_nothing_of_the_module_is_sent_where_privacy_does_not_cover_it():
     client = one_client(module, Samples(1), 1, fl.FederatedStrategy(client=private))
     params = torch.zeros(WIDTH)
     with pytest.warns(UserWarning, match=r"stays at the client.*all of it \(DifferentialPrivacy does not cover it"):
-        assert client.train(fl.ServerMessage(0, params)).left == {}
+        assert client.train(fl.ServerMessage(0, params)).module == {}
 
 
 # ---- what a client may not do
@@ -410,7 +410,7 @@ LIES = {
 
 def lying(client, left):
     """Puts what is left into a client's answer."""
-    return lambda answers: answers.update({client: replace(answers[client], left=left)})
+    return lambda answers: answers.update({client: replace(answers[client], module=left)})
 
 
 @pytest.mark.filterwarnings("ignore:client 2 is left out of round 0")
@@ -458,7 +458,7 @@ def test_nothing_that_a_client_says_of_the_module_ends_a_federation():
     honest = make()
     with hostile.nothing_unpickled():
         for case in range(hostile.CASES // 4):
-            fields = hostile.mutated(dice, {"left": answers[2]["left"]})
+            fields = hostile.mutated(dice, {"module": answers[2]["module"]})
             server = fl.FederatedServer(make(), fl.FederatedStrategy(), 3, rounds=3)
             server.open_round()
             record = server.close_round({**answers, 2: {**answers[2], **fields}})

@@ -172,10 +172,10 @@ def shared(size, **options):
 def test_columns_are_divided_where_both_halves_can_do_with_a_share():
     divided = shared(3)
     assert divided.columns.spans == [(0, 8192), (8192, 16384), (16384, 30000)]
-    assert (divided.columns.share, divided.state) == (1, None)
+    assert (divided.columns.shard, divided.state) == (1, None)
     assert divided.columns.joined(torch.ones(8192)).shape == (3 * 8192,)
     whole = shared(3, algorithm=Whole())
-    assert (whole.columns.spans, whole.columns.share, whole.state) == ([(0, 30000)], 0, None)
+    assert (whole.columns.spans, whole.columns.shard, whole.state) == ([(0, 30000)], 0, None)
     rule = SCAFFOLD().client_rule()
     state = shared(3, client=rule).state
     assert state.server is rule
@@ -201,7 +201,7 @@ def test_processes_say_what_they_can_do(caplog):
     said = said_of(caplog, Says(same, same), [10, 20, 30])
     assert "3 processes on 1 machine: with 2 clients per round, the largest of which trains as long as 30 " in said
     assert "at most 1.3 times as fast as one" in said  # 2 clients of 20 on average, in the time that 30 take
-    assert f"Updates take {(2 * 13616 + 30_000) * 4:,} B in each process, which holds a share" in said
+    assert f"Updates take {(2 * 13616 + 30_000) * 4:,} B in each process, which holds a shard" in said
     said = said_of(caplog, Says(same, num_nodes=2), [10], rows=1)
     assert "2 processes on 2 machines: with 1 client per round" in said
     assert "at most 1.0 times" in said

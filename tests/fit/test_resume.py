@@ -404,7 +404,7 @@ def test_a_checkpoint_saved_on_an_exception(tmp_path, saver):
 
 @pytest.mark.filterwarnings('ignore:.fit.ckpt_path="last". is set, but there is no last')
 @pytest.mark.filterwarnings("ignore:.*was called without a model")
-@pytest.mark.parametrize(("owner", "name", "calls"), [(fits, "merge_left", 1), (Twice, "factor", 2)])
+@pytest.mark.parametrize(("owner", "name", "calls"), [(fits, "merge_module_changes", 1), (Twice, "factor", 2)])
 def test_a_checkpoint_of_a_round_that_cannot_be_closed_holds_no_step(tmp_path, monkeypatch, owner, name, calls):
     project = Project(ALGORITHMS["SCAFFOLD"], Twice)
     whole = project.fit(tmp_path)

@@ -21,7 +21,7 @@ from torchmetrics.wrappers import ClasswiseWrapper, MinMaxMetric, MultioutputWra
 import fl_lightning as fl
 from fl_lightning.lightning import metric_state
 from fl_lightning.lightning.metric_state import (
-    MetricShare,
+    MetricDelta,
     MetricState,
     gives_one_class,
     is_mergeable,
@@ -55,16 +55,16 @@ def give(metric, at):
 def test_what_clients_add_to_wrappers_without_states_is_joined(name):
     metric, whole, clients = HOLDERS[name](), HOLDERS[name](), (slice(0, 5), slice(5, 12))
     assert joins_clients(metric)
-    shares = []
+    deltas = []
     for at in clients:
         before = MetricState(metric)
         metric.reset()
         give(metric, at)
-        shares.append(MetricShare.of(metric))
+        deltas.append(MetricDelta.of(metric))
         before.restore()
     assert updates_of(metric) == 0
-    for share in shares:
-        share.add_to(metric)
+    for delta in deltas:
+        delta.add_to(metric)
     for at in clients:
         give(whole, at)
     assert updates_of(metric) == updates_of(whole) > 0

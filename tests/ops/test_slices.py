@@ -108,7 +108,7 @@ SIZES = {
 
 
 def check_shares(call, op, rows, others, offsets, shares):
-    """One matrix against shares of its columns, each in memory of its own."""
+    """One matrix against shards of its columns, each in memory of its own."""
     n = rows.shape[1]
     whole = SUMS[op](call, rows, others, offsets, None)
     assert torch.equal(SUMS[op](call, rows, others, offsets, n), whole)

@@ -116,7 +116,7 @@ class Guard(ABC):
         """How many usable reports it takes to judge a round that has ``m``."""
         return 1
 
-    def most_left(self, m: int) -> int:
+    def max_remaining(self, m: int) -> int:
         """How many of ``m`` clients it leaves in a round at most."""
         return m
 

@@ -53,7 +53,7 @@ class Bulyan(Guard):
         """``4 f + 3``."""
         return 4 * assumed(self.dishonest, m) + 3
 
-    def most_left(self, m: int) -> int:
+    def max_remaining(self, m: int) -> int:
         """``m - 2 f``."""
         return m - 2 * assumed(self.dishonest, m)
 

@@ -43,7 +43,7 @@ class CosineTrust(Guard):
         """The trusted client, and one that it judges."""
         return 2
 
-    def most_left(self, m: int) -> int:
+    def max_remaining(self, m: int) -> int:
         """All but the trusted client."""
         return m - 1
 

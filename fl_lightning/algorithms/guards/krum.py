@@ -50,7 +50,7 @@ class MultiKrum(Guard):
         """``2 f + 3``, and no fewer than are to stay."""
         return max(2 * assumed(self.dishonest, m) + 3, self.keep or 0)
 
-    def most_left(self, m: int) -> int:
+    def max_remaining(self, m: int) -> int:
         """``keep``, or ``m - f``."""
         return m - assumed(self.dishonest, m) if self.keep is None else self.keep
 
@@ -63,7 +63,7 @@ class MultiKrum(Guard):
         m = len(cohort)
         f = assumed(self.dishonest, m)
         require_clients(m, self)
-        keep = self.most_left(m)
+        keep = self.max_remaining(m)
         by_id = torch.tensor(cohort.client_ids).argsort()
         order = by_id[scores(cohort.updates.squared_distances(), f)[by_id].sort(stable=True).indices]
         reason = f"{type(self).__name__} finds its update too far from the others"

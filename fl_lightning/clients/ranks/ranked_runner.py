@@ -15,7 +15,7 @@ from fl_lightning.clients.ranks.column_rows import ColumnRows, ColumnState, RowE
 from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.clients.visits import OutcomeReplayer, VisitOutcome, VisitRecorder, portable
 from fl_lightning.core.errors import ModuleError, RankError
-from fl_lightning.core.processes import fair_shares
+from fl_lightning.core.processes import balanced_split
 from fl_lightning.core.updates import Columns
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.inspection import users_callback
@@ -25,7 +25,7 @@ from fl_lightning.lightning.ranks import Ranks
 
 @dataclass(frozen=True)
 class Ranked(CohortExecutor):
-    """Every rank trains a share of a round's clients; the strategy uses it if a trainer has several processes."""
+    """Every rank trains some of a round's clients; the strategy uses it if a trainer has several processes."""
 
     ranks: Ranks
     columns: Columns
@@ -67,15 +67,15 @@ class RankedRunner(CohortRunner):
         self._outcomes: dict[int, VisitOutcome] = {}
 
     def train(self, task: ClientTask) -> Upload:
-        """Repeats the next client here; the first call trains this rank's share and waits for the others."""
+        """Repeats the next client here; the first call trains this rank's clients and waits for the others."""
         self._turn += 1
         if self._turn == 0:
-            self._train_share()
+            self._train_own()
         elif self._between is not None:
             self._check_between(self._between)
         return self._replayer.replay(task, self._outcomes.pop(self._turn))
 
-    def _train_share(self) -> None:
+    def _train_own(self) -> None:
         ranks, left = self._ranks, list(range(len(self._tasks)))
         while left:
             everyones = ranks.gather(self._trained(left))
@@ -93,7 +93,7 @@ class RankedRunner(CohortRunner):
             self._trained_on = self._clients.global_params.clone()
 
     def _trained(self, left: Sequence[int]) -> list[tuple[VisitOutcome, SentRows | None]]:
-        """This rank's share of the clients at some places, and what it has sent of each one's rows."""
+        """This rank's clients of those at some places, and what it has sent of each one's rows."""
         own: list[tuple[VisitOutcome, SentRows | None]] = []
         self._exchange.begin()
         with self._recorder.recording():
@@ -122,23 +122,23 @@ class RankedRunner(CohortRunner):
 
         if self._state is None:
             return ranks.claims(longest_first(left))
-        shares = fair_shares([costs[place] + 1 for place in left], ranks.size)  # those without a step train, too
-        owners = {left[number]: rank for rank, share in enumerate(shares) for number in share}
+        parts = balanced_split([costs[place] + 1 for place in left], ranks.size)  # those without a step train, too
+        owners = {left[number]: rank for rank, part in enumerate(parts) for number in part}
         clients = {place: tasks[place].client_id for place in left}
         self._state.hand_out({client: owners[place] for place, client in clients.items() if client is not None})
         return ranks.until_asked(longest_first(place for place in left if owners[place] == ranks.rank))
 
     def losses(self, clients: Sequence[int], measure: Callable[[int], float]) -> list[float]:
-        """See :meth:`CohortRunner.losses`; each rank measures a share."""
+        """See :meth:`CohortRunner.losses`; each rank measures some."""
         sizes = self._clients.batches.loaders.sizes
-        share = fair_shares([int(sizes[client]) for client in clients], self._ranks.size)[self._ranks.rank]
+        part = balanced_split([int(sizes[client]) for client in clients], self._ranks.size)[self._ranks.rank]
         found, error = list[float](), None
         try:
-            found = super().losses([clients[place] for place in share], measure)
+            found = super().losses([clients[place] for place in part], measure)
         except Exception as raised:
             error = portable(raised)
         losses = dict[int, float]()
-        for places, theirs, wrong in self._ranks.gather((share, found, error)):
+        for places, theirs, wrong in self._ranks.gather((part, found, error)):
             if wrong is not None:
                 raise wrong
             losses |= zip(places, theirs, strict=True)

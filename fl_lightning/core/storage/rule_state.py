@@ -90,7 +90,7 @@ def transaction(*rules: object) -> Callable[[bool], None]:
 
 
 def set_columnwise(kind: type[Any], *work: str) -> None:
-    """Says of a new class whether it may get a share of the columns, where it does such work and does not say so.
+    """Says of a new class whether it may get a shard of the columns, where it does such work and does not say so.
 
     It may if it is one of this package, all of which the contract suites run on shares. Of others it is not known.
     """
@@ -192,7 +192,7 @@ class ColumnShard:
 
     def whole(self) -> Tensor:
         """``[..., n]`` on the CPU of the first process, nothing elsewhere; all call it at the same places."""
-        first, *outer = self.columns.share == 0, *self.values.shape[:-1]
+        first, *outer = self.columns.shard == 0, *self.values.shape[:-1]
         rows = self.values.reshape(prod(outer), self.values.shape[-1])
         whole = [row.cpu() if first else row[:0] for row in map(self.columns.joined, rows)]
         shape = (*outer, self.columns.total)

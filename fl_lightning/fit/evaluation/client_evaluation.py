@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fl_lightning.arguments import trusted
-from fl_lightning.core.processes import fair_shares
+from fl_lightning.core.processes import balanced_split
 from fl_lightning.core.records import EvaluationRecord, named
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.fit.evaluation.client_parts import ClientPart, ClientParts
@@ -77,7 +77,7 @@ class ClientEvaluation:
         self._alone = Alone(trainer, self._word, self._notes, loaders)
         self._ranks = ranks if self._is_divisible(ranks) else None
         if self._ranks is not None:
-            self._divided[0].share = fair_shares(self._divided[0].counts, self._ranks.size)[self._ranks.rank]
+            self._divided[0].own_clients = balanced_split(self._divided[0].counts, self._ranks.size)[self._ranks.rank]
         self._states: ClientParts | None = None
         self._parts: dict[int, ClientPart] = {}
         self._means: dict[str, float] = {}
@@ -151,7 +151,7 @@ class ClientEvaluation:
             return
         part = self._parts[self._present]
         part.row.update(self._values.read(self._notes))
-        part.logged, self._present = self._values.share(), None
+        part.logged, self._present = self._values.take(), None
         states.leave(part)
 
     # ---- once all batches are over

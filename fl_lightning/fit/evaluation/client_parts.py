@@ -11,8 +11,8 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.core.modules import submodules
-from fl_lightning.lightning.logged_values import LoggedRow, LoggedShare
-from fl_lightning.lightning.metric_state import MetricShare, last_value, updates_of
+from fl_lightning.lightning.logged_values import ClientLogs, LoggedRow
+from fl_lightning.lightning.metric_state import MetricDelta, last_value, updates_of
 from fl_lightning.lightning.module.changes import read, written
 from fl_lightning.lightning.module.objects import Added, Object, means_the_same
 from fl_lightning.lightning.module.snapshot import ModuleSnapshot
@@ -28,8 +28,8 @@ class ClientPart:
     size: int = 0  # its samples
     row: LoggedRow = field(default_factory=LoggedRow)
     own: LoggedRow | None = None  # values of its own model, where the method has them
-    logged: LoggedShare = field(default_factory=dict)  # by its batches of the present loader
-    metrics: list[MetricShare | None] = field(default_factory=list)  # None for those that it leaves alone
+    logged: ClientLogs = field(default_factory=dict)  # by its batches of the present loader
+    metrics: list[MetricDelta | None] = field(default_factory=list)  # None for those that it leaves alone
     changes: Mapping[str, Any] | Changes = field(default_factory=dict)  # of all else, in plain values if they can be
     changed: tuple[str, ...] = ()  # attributes that nothing can join
 
@@ -58,8 +58,8 @@ class ClientParts:
             self._begun.restore()
         for metric in self._joined if not part.metrics else ():
             metric.reset()
-        for metric, share in zip(self._joined, part.metrics, strict=False):
-            metric.reset() if share is None else share.put_in(metric)
+        for metric, delta in zip(self._joined, part.metrics, strict=False):
+            metric.reset() if delta is None else delta.put_in(metric)
         for kept, change in self._changes_of(part):
             kept.apply(change)
         self._is_as_begun = False
@@ -69,7 +69,7 @@ class ClientParts:
         for collection in self._collections:  # metrics in it may have one state for several
             collection.values(copy_state=False)
         used = [updates_of(metric) or last_value(metric) is not None for metric in self._joined]
-        part.metrics = [MetricShare.of(m) if is_used else None for m, is_used in zip(self._joined, used, strict=True)]
+        part.metrics = [MetricDelta.of(m) if is_used else None for m, is_used in zip(self._joined, used, strict=True)]
         part.changes, part.changed, changed = {}, (), self._begun.changed()
         self._is_as_begun = not changed
         if not changed:
@@ -97,9 +97,9 @@ class ClientParts:
         """
         self._found.put()
         for part in parts:
-            for metric, share in zip(self._joined, part.metrics, strict=True):
-                if share is not None:
-                    share.add_to(metric)
+            for metric, delta in zip(self._joined, part.metrics, strict=True):
+                if delta is not None:
+                    delta.add_to(metric)
         changes = [(part, kept, change) for part in parts for kept, change in self._changes_of(part)]
         otherwise = {id(kept) for _, kept, change in changes if not _only_grew(kept, change)}
         for part, kept, change in changes:

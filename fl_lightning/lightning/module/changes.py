@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.lightning.metric_state import MetricShare, defaults_of
+from fl_lightning.lightning.metric_state import MetricDelta, defaults_of
 from fl_lightning.lightning.module.contents import GENERATOR, is_equal
 from fl_lightning.lightning.module.objects import NAMED, Added, Bound, Object
 from fl_lightning.lightning.module.plain_values import NO_LIMITS, Limits, Reader, UnwritableError, Writer, is_own_name
@@ -35,7 +35,7 @@ class Change(NamedTuple):
 def written(
     snapshot: ModuleSnapshot,
     changed: Sequence[Object],
-    metrics: Mapping[str, MetricShare],
+    metrics: Mapping[str, MetricDelta],
     limits: Limits = NO_LIMITS,
     attributes: Collection[str] | None = None,
 ) -> Change:
@@ -78,10 +78,10 @@ def written(
                 attribute = f"{owner}.{key}" if owner else key
                 before[attribute] = snapshot.by_path[path, True].content.get(key)
                 tasks.append((attribute, [key, value], pairs.extend, 0))
-    for name, share in metrics.items():
-        states = [part for pair in share.state.items() for part in pair]
-        count = 0 if any(isinstance(state, list) for state in share.state.values()) else None  # of samples
-        tasks.append((name, states, partial(_append, joined, name, share.updates), count))
+    for name, delta in metrics.items():
+        states = [part for pair in delta.state.items() for part in pair]
+        count = 0 if any(isinstance(state, list) for state in delta.state.values()) else None  # of samples
+        tasks.append((name, states, partial(_append, joined, name, delta.updates), count))
     writer = Writer(shared, limits, partial(_has, attributes))
     for attribute, values, take, count in sorted(tasks, key=lambda task: sum(map(_weight, task[1]))):
         held = writer.gathered
@@ -115,7 +115,7 @@ class Read(NamedTuple):
     """What :func:`written` gave, for objects of this side; ``lacking`` are attributes with objects that it has not."""
 
     changes: Sequence[tuple[Object, Any]] = ()
-    metrics: Sequence[tuple[Metric, MetricShare]] = ()
+    metrics: Sequence[tuple[Metric, MetricDelta]] = ()
     lacking: Collection[str] = ()
 
 
@@ -124,7 +124,7 @@ def read(plain: Mapping[str, Any], snapshot: ModuleSnapshot, device: torch.devic
     if not plain:
         return Read()
     reader = Reader(plain["nodes"], snapshot.shared, device)
-    changes, metrics = list[tuple[Object, Any]](), list[tuple[Metric, MetricShare]]()
+    changes, metrics = list[tuple[Object, Any]](), list[tuple[Metric, MetricDelta]]()
     lacking = set[str]()
     for path, form, *parts in plain["changes"]:
         found = snapshot.by_path.get((path, form == "names"))
@@ -137,7 +137,7 @@ def read(plain: Mapping[str, Any], snapshot: ModuleSnapshot, device: torch.devic
     for name, updates, states in plain["metrics"]:
         metric = snapshot.joined.get(name)
         if metric is not None:
-            metrics.append((metric, _share(metric, reader.pairs(states), updates)))
+            metrics.append((metric, _delta(metric, reader.pairs(states), updates)))
     return Read(changes, metrics, lacking)
 
 
@@ -162,7 +162,7 @@ def _change(found: Object, form: str, parts: Sequence[Any], reader: Reader) -> A
     return content
 
 
-def _share(metric: Any, states: Mapping[str, Any], updates: int) -> MetricShare:
+def _delta(metric: Any, states: Mapping[str, Any], updates: int) -> MetricDelta:
     defaults = defaults_of(metric)
     if states.keys() != defaults.keys() or type(updates) is not int or not 0 < updates <= _UPDATES:
         raise ValueError(f"it must have states {list(defaults)}, found {list(states)}")
@@ -181,7 +181,7 @@ def _share(metric: Any, states: Mapping[str, Any], updates: int) -> MetricShare:
             found[name] = value.to(device)
         else:
             raise ValueError(f"{name} must be {default.dtype} {list(default.shape)}")
-    return MetricShare(found, updates, None)
+    return MetricDelta(found, updates, None)
 
 
 def merge(changes: Sequence[Read], chosen: Read | None) -> None:
@@ -190,8 +190,8 @@ def merge(changes: Sequence[Read], chosen: Read | None) -> None:
     for one in changes:
         for found, change in one.changes:
             by_object.setdefault(id(found), []).append((found, change, one is chosen))
-        for metric, share in one.metrics:
-            share.add_to(metric)
+        for metric, delta in one.metrics:
+            delta.add_to(metric)
     for group in by_object.values():
         found, only_added = group[0][0], all(isinstance(change, Added) for _, change, _ in group)
         new = {} if only_added else _new_lists(found, [change for _, change, _ in group])

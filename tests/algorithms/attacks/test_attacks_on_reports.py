@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from algorithm_cohorts import SIZES, random_rows
-from column_shares import Meeting
+from column_shards import Meeting
 from support import Classifier, federated_blobs, fresh, training_only
 from torch.utils.data import default_collate
 from watching import Recorder

@@ -4,7 +4,7 @@
 import pytest
 import torch
 from algorithm_cohorts import SIZES, make_cohort, random_rows
-from column_shares import in_shares, joined, same, shared
+from column_shards import in_shards, joined, same, shared
 from guard_cohorts import crowd
 
 from fl_lightning import guards
@@ -58,7 +58,7 @@ def test_how_many_reports_it_needs_and_how_many_it_leaves(name):
             with pytest.raises(guards.CannotGuardError):
                 guard.judge(cohort)
         else:
-            assert len(guard.judge(cohort).remaining(m)) == guard.most_left(m)
+            assert len(guard.judge(cohort).remaining(m)) == guard.max_remaining(m)
 
 
 @every_guard
@@ -136,7 +136,7 @@ def test_shares_of_the_columns_give_the_same_bits(name):
         found = walk(own, [shared(cohort, columns) for cohort in cohorts])
         return found, rule_state.sharded_state_dict(own, columns)
 
-    parts = in_shares(LAYOUT.numel, 3, work)
+    parts = in_shards(LAYOUT.numel, 3, work)
     for when, expected in enumerate(whole):
         assert all(found[when].client_ids == expected.client_ids for found, _ in parts)
         assert same(torch.cat([found[when].updates.rows for found, _ in parts], 1), expected.updates.rows)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's work divided among threads, each of which holds a share of the columns."""
+"""A server's work divided among threads, each of which holds a shard of the columns."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _SECONDS = 60.0
 
 
 class Meeting:
-    """Where threads exchange tensors: every share calls :meth:`gather` at the same places."""
+    """Where threads exchange tensors: every shard calls :meth:`gather` at the same places."""
 
-    def __init__(self, shares: int) -> None:
-        self._slots: list[Tensor] = [torch.empty(0)] * shares
-        self._barrier = Barrier(shares)
+    def __init__(self, shards: int) -> None:
+        self._slots: list[Tensor] = [torch.empty(0)] * shards
+        self._barrier = Barrier(shards)
 
-    def gather(self, share: int, mine: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        assert len(mine) == sizes[share]
-        self._slots[share] = mine
+    def gather(self, shard: int, mine: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        assert len(mine) == sizes[shard]
+        self._slots[shard] = mine
         self._barrier.wait(_SECONDS)
         found = list(self._slots)
         assert list(map(len, found)) == list(sizes)
@@ -41,8 +41,8 @@ class Meeting:
 
 
 def shared(cohort: Cohort, columns: Columns) -> Cohort:
-    """What one share holds of a cohort."""
-    begin, end = columns.borders[columns.share], columns.borders[columns.share + 1]
+    """What one shard holds of a cohort."""
+    begin, end = columns.borders[columns.shard], columns.borders[columns.shard + 1]
 
     def part(matrix: UpdateMatrix) -> UpdateMatrix:
         return UpdateMatrix(matrix.rows[:, begin:end].clone(), matrix.layout, columns)
@@ -59,31 +59,31 @@ def shared(cohort: Cohort, columns: Columns) -> Cohort:
 
 @dataclass(frozen=True)
 class Work:
-    """What the shares found: per round the whole step and the first share's report, and the states at the end."""
+    """What the shards found: per round the whole step and the first shard's report, and the states at the end."""
 
     steps: list[Tensor]
     reports: list[Any]
     state: Any
 
 
-def in_shares(total: int, shares: int, work: Callable[[Columns], Any]) -> list[Any]:
-    """What ``work`` returns in ``shares`` threads, each of which has a share of ``total`` columns."""
-    meeting, borders = Meeting(shares), Columns.cut(total, shares)
+def in_shards(total: int, shards: int, work: Callable[[Columns], Any]) -> list[Any]:
+    """What ``work`` returns in ``shards`` threads, each of which has a shard of ``total`` columns."""
+    meeting, borders = Meeting(shards), Columns.cut(total, shards)
 
-    def one(share: int) -> Any:
-        columns = Columns(borders, share, lambda mine, sizes: meeting.gather(share, mine, sizes))
+    def one(shard: int) -> Any:
+        columns = Columns(borders, shard, lambda mine, sizes: meeting.gather(shard, mine, sizes))
         try:
-            return work(columns if shares > 1 else Columns.whole(total))
+            return work(columns if shards > 1 else Columns.whole(total))
         except BaseException:
             meeting.abort()
             raise
 
-    with ThreadPoolExecutor(shares) as pool:
-        return [future.result() for future in [pool.submit(one, share) for share in range(shares)]]
+    with ThreadPoolExecutor(shards) as pool:
+        return [future.result() for future in [pool.submit(one, shard) for shard in range(shards)]]
 
 
-def divided(make: Callable[[], tuple[Any, Any]], cohorts: Sequence[Cohort], shares: int) -> Work:
-    """Lets ``shares`` threads aggregate the cohorts, each with a pair of rules of its own and its own columns."""
+def divided(make: Callable[[], tuple[Any, Any]], cohorts: Sequence[Cohort], shards: int) -> Work:
+    """Lets ``shards`` threads aggregate the cohorts, each with a pair of rules of its own and its own columns."""
 
     def work(columns: Columns) -> Work:
         torch.manual_seed(0)
@@ -99,14 +99,14 @@ def divided(make: Callable[[], tuple[Any, Any]], cohorts: Sequence[Cohort], shar
             reports.append(server.report)
         return Work(steps, reports, [rule_state.sharded_state_dict(rule, columns) for rule in (server, client)])
 
-    found = in_shares(cohorts[0].updates.layout.numel, shares, work)
-    assert all(str(other.reports) == str(found[0].reports) for other in found), "shares must report the same"
+    found = in_shards(cohorts[0].updates.layout.numel, shards, work)
+    assert all(str(other.reports) == str(found[0].reports) for other in found), "shards must report the same"
     steps = [torch.cat(parts) for parts in zip(*(one.steps for one in found), strict=True)]
     return Work(steps, found[0].reports, joined([one.state for one in found]))
 
 
 def joined(states: Sequence[Any]) -> Any:
-    """States of all shares as one: what lies in columns side by side, and the rest, in which they agree."""
+    """States of all shards as one: what lies in columns side by side, and the rest, in which they agree."""
     first = states[0]
     if isinstance(first, ColumnShard):
         return torch.cat([state.values for state in states], -1)

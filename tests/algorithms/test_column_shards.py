@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every method gives the same bits whether one process holds all columns or several hold a share each.
+"""Every method gives the same bits whether one process holds all columns or several hold a shard each.
 
 ``RULES`` of the contract suite are covered, so a new method is.
 """
@@ -10,7 +10,7 @@ import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows
 from cases import in_turn, pairwise
-from column_shares import divided, same
+from column_shards import divided, same
 from test_contract import RULES
 
 from fl_lightning import algorithms as fl
@@ -24,7 +24,7 @@ from fl_lightning.ops.slices import slice_columns, subtrees
 # Nine slices, the last one short; layers that cross borders, lie within a slice or are as short as a bias.
 SIZES = (20_000, 13, 30_001, 1, 15_985)
 LAYOUT = ParamLayout.from_sizes(SIZES)
-SHARES = (2, 3, 7)
+SHARDS = (2, 3, 7)
 DTYPES = (torch.float32, torch.float64)
 
 
@@ -56,21 +56,21 @@ def pair(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "shares"),  # two of eleven shares hold nothing
+    ("name", "dtype", "shards"),  # two of eleven shards hold nothing
     dict.fromkeys(
         [*in_turn(RULES, DTYPES, (3, 3, 11, 11, 3, 3, 3, 3)), *pairwise(["FedHEAL", "FedLF-needed"], DTYPES, (3, 11))]
     ),
 )
-def test_shares_of_the_columns_give_the_same_bits(name, dtype, shares):
+def test_shards_of_the_columns_give_the_same_bits(name, dtype, shards):
     rounds = cohorts(dtype)
-    whole, found = (divided(lambda: pair(name), rounds, count) for count in (1, shares))
+    whole, found = (divided(lambda: pair(name), rounds, count) for count in (1, shards))
     assert same(found.steps, whole.steps)
     assert str(found.reports) == str(whole.reports)
     assert same(found.state, whole.state)
 
 
 class PastTheDoor(fl.FedAvg):
-    """Adds up columns by itself, although it says that it works on a share of them."""
+    """Adds up columns by itself, although it says that it works on a shard of them."""
 
     columnwise = True
 
@@ -81,7 +81,7 @@ class PastTheDoor(fl.FedAvg):
 
 def test_a_rule_that_adds_up_by_itself_is_found_out():
     rounds = cohorts(torch.float32, 1)
-    whole, found = (divided(lambda: (PastTheDoor(), fl.ClientRule()), rounds, shares) for shares in (1, 3))
+    whole, found = (divided(lambda: (PastTheDoor(), fl.ClientRule()), rounds, shards) for shards in (1, 3))
     assert not same(found.steps, whole.steps)
 
 
@@ -139,20 +139,20 @@ def test_what_a_rule_of_somebody_else_does_not_say_is_not_known():
 @pytest.mark.parametrize("name", [name for name in RULES if overrides(RULES[name]().client_rule(), "commit")])
 def test_client_halves_beside_another_rule_give_the_same_bits(name):
     rounds = cohorts(torch.float32)
-    whole, found = (divided(lambda: (fl.FedHEAL(), pair(name)[1]), rounds, shares) for shares in (1, 3))
+    whole, found = (divided(lambda: (fl.FedHEAL(), pair(name)[1]), rounds, shards) for shards in (1, 3))
     assert same(found.steps, whole.steps)
     assert same(found.state, whole.state)
 
 
 @pytest.mark.parametrize("total", [1, 8192, 8193, 100_000, 3_000_000, 11_173_962])
-@pytest.mark.parametrize("shares", [1, 2, 3, 7, 16])
-def test_shares_end_where_slices_end(total, shares):
-    borders = Columns.cut(total, shares)
+@pytest.mark.parametrize("shards", [1, 2, 3, 7, 16])
+def test_shards_end_where_slices_end(total, shards):
+    borders = Columns.cut(total, shards)
     assert borders[0] == 0
     assert borders[-1] == total
     assert sorted(borders) == list(borders)
     assert all(border % slice_columns(total) == 0 for border in borders[:-1])
-    held = [Columns(borders, share).numel for share in range(shares)]
+    held = [Columns(borders, shard).numel for shard in range(shards)]
     assert sum(held) == total
     assert max(held) - min(held) <= 2 * slice_columns(total)
 
@@ -167,18 +167,18 @@ def test_a_matrix_must_fit_its_columns():
         UpdateMatrix(torch.zeros(2, LAYOUT.numel), LAYOUT, norms=torch.zeros(3))
 
 
-@pytest.mark.parametrize("shares", SHARES)
-def test_sums_of_layers_elsewhere_do_not_travel(shares):
-    """A share sends the sums of the layers that it has columns of, and says of all shares how many these are."""
+@pytest.mark.parametrize("shards", SHARDS)
+def test_sums_of_layers_elsewhere_do_not_travel(shards):
+    """A shard sends the sums of the layers that it has columns of, and says of all shards how many these are."""
     sent, width = [], slice_columns(LAYOUT.numel)
-    for share in range(shares):
+    for shard in range(shards):
 
-        def gather(mine, sizes, share=share):
+        def gather(mine, sizes, shard=shard):
             sent.append((len(mine), sizes))
             assert mine.dim() == 3
             return [torch.zeros(size, *mine.shape[1:], dtype=mine.dtype) for size in sizes]
 
-        columns = Columns(Columns.cut(LAYOUT.numel, shares), share, gather)
+        columns = Columns(Columns.cut(LAYOUT.numel, shards), shard, gather)
         UpdateMatrix(torch.ones(4, columns.numel), LAYOUT, columns).gram()
     sizes = sent[0][1]
     assert [own for own, _ in sent] == sizes
