@@ -92,8 +92,8 @@ class FedHEAL(ServerRule):
             return torch.zeros_like(cohort.params)
         keep, norms = [], []
         for place, client in enumerate(cohort.client_ids):
-            kept, squares = self._filter(client, place, updates)  # M_m and ||M_m * Delta_m||^2 per tensor
-            keep.append(kept)
+            mask, squares = self._filter(client, place, updates)  # M_m and ||M_m * Delta_m||^2 per tensor
+            keep.append(mask)
             norms.append(squares.sum() if self._squares_norms else squares.sqrt().sum())
         p = self._weigh(cohort, torch.stack(norms).cpu())
         bits = torch.stack(keep)

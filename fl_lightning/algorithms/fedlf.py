@@ -34,7 +34,7 @@ from fl_lightning.core.storage.declared import per_client
 from fl_lightning.ops.live_rows import row_norms
 
 FAIR_ENOUGH = math.pi / 16  # radians between losses and (1, ..., 1): theta of FedMDFG
-KEPT_DESCENT = 0.9  # of the descent of the mean loss, which the fair-driven row must leave
+MIN_DESCENT = 0.9  # of the descent of the mean loss, which the fair-driven row must leave
 
 
 class FedLF(RemembersRows):
@@ -154,7 +154,7 @@ class FedLF(RemembersRows):
         found = self._descend(gram, cohort, q)
         if self.fair_row == "needed" and q is not None:
             plain = self._descend(gram, cohort, None)
-            falls = _descent(found.coeff, gram, m) >= KEPT_DESCENT * _descent(plain.coeff, gram, m)
+            falls = _descent(found.coeff, gram, m) >= MIN_DESCENT * _descent(plain.coeff, gram, m)
             helps = found.solved & (~plain.solved | falls)
             coeff = torch.where(helps[:, None], found.coeff, plain.coeff)
             found = Directions(coeff, helps | plain.solved, found.fair & helps)

@@ -117,10 +117,10 @@ class FedPW(ServerRule):
         sought = (rates[:, None] * sizes).long()
         small = _smallest(rows.abs(), sought, updates)
         left_out = _mean_sizes(small, rows, updates)
-        kept = rows.masked_fill(small, 0)
-        step = updates.beside(kept).combine(weights)
+        large = rows.masked_fill(small, 0)
+        step = updates.beside(large).combine(weights)
 
-        agreement = _agreement(kept, updates)
+        agreement = _agreement(large, updates)
         among = (self.drop_rate * sizes).long()
         agreed = ~_smallest(agreement[None], (sizes - among)[None], updates)
         size = _mean_sizes(agreed, step[None], updates)[:, 0]

@@ -74,5 +74,5 @@ class TERM(ServerRule):
             return log_mean + share if self.reading == "code" else log_mean
         if self.ema_rate == 1:
             return log_mean
-        kept, new = math.log1p(-self.ema_rate) + self.log_r, share + log_mean
-        return max(kept, new) + math.log1p(math.exp(-abs(kept - new)))
+        past, new = math.log1p(-self.ema_rate) + self.log_r, share + log_mean
+        return max(past, new) + math.log1p(math.exp(-abs(past - new)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client optimizers: fresh for every client, or kept per client across rounds."""
+"""Client optimizers: fresh for every client, or of each client's own across rounds."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class ClientOptimizers:
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], keep: bool) -> None:
-        self._keep = keep
-        self._kept: dict[int, list[dict[str, Any]]] = {}
+        self._keeps = keep
+        self._client_states: dict[int, list[dict[str, Any]]] = {}
         self._pending: dict[int, list[dict[str, Any]]] = {}
         self._take(optimizers)
 
@@ -41,19 +41,19 @@ class ClientOptimizers:
         self.states = [OptimizerState(optimizer, shared) for optimizer, shared in with_wrapped(optimizers)]
         for state in self.states:
             state.take_options()
-            if self._keep:
+            if self._keeps:
                 state.refuse_keeping()
         self.lr, self.momentum = client_learning_rate(self._optimizers)
 
     def follow(self, optimizers: Sequence[Optimizer]) -> bool:
         """Takes the optimizers that callbacks may have put in the trainer; returns whether they are others.
 
-        States that clients have kept stay with them if the kinds are the same.
+        States of clients stay with them if the kinds are the same.
         """
         if len(optimizers) == len(self._optimizers) and all(map(is_, optimizers, self._optimizers)):
             return False
         if list(map(type, optimizers)) != list(map(type, self._optimizers)):
-            self._kept, self._pending = {}, {}
+            self._client_states, self._pending = {}, {}
         self._take(optimizers)
         return True
 
@@ -90,28 +90,28 @@ class ClientOptimizers:
     def begin_client(self, client_id: int) -> None:
         """A fresh optimizer, or the client's own from its last round."""
         self.restore()
-        for state, kept in zip(self.states, self._kept.get(client_id, []), strict=False):
-            state.load(kept)
+        for state, saved in zip(self.states, self._client_states.get(client_id, []), strict=False):
+            state.load(saved)
 
     def end_client(self, client_id: int) -> None:
         """Sets the client's state aside until its round counts."""
-        if self._keep:
+        if self._keeps:
             self._pending[client_id] = [state.save() for state in self.states]
 
     def commit(self, client_ids: Sequence[int]) -> None:
         """The round counted for these clients."""
         for client_id in client_ids:
             if client_id in self._pending:
-                self._kept[client_id] = self._pending[client_id]
+                self._client_states[client_id] = self._pending[client_id]
         self._pending = {}
 
     def state_dict(self) -> dict[int, Any]:
-        """Kept states by client id."""
-        return dict(self._kept)
+        """States by client id."""
+        return dict(self._client_states)
 
     def load_state_dict(self, state: dict[int, Any]) -> None:
         """Restores what :meth:`state_dict` returned, unless nothing is to be kept."""
-        self._kept = {int(client): states for client, states in state.items()} if self._keep else {}
+        self._client_states = {int(client): states for client, states in state.items()} if self._keeps else {}
 
 
 class OptimizerState:
@@ -169,18 +169,18 @@ class OptimizerState:
             ],
         }
 
-    def load(self, kept: Mapping[str, Any]) -> None:
+    def load(self, saved: Mapping[str, Any]) -> None:
         """Continues from what :meth:`save` returned, on a restored optimizer."""
         parameters, optimizer = self._parameters(), self.optimizer
         if not parameters:  # Lightning's stand-in, where a module gives none
             return
         scalars_there = any(group.get("capturable") or group.get("fused") for group in optimizer.param_groups)
-        for key, value in kept["state"].items():
+        for key, value in saved["state"].items():
             parameter = parameters[key if isinstance(key, int) else 0]
             optimizer.state[parameter if isinstance(key, int) else key] = _moved(value, parameter.device, scalars_there)
         device = parameters[0].device
-        vars(optimizer).update({n: _moved(v, device, scalars_there) for n, v in kept["attributes"].items()})
-        for group, options in zip(optimizer.param_groups, kept["options"], strict=False):
+        vars(optimizer).update({n: _moved(v, device, scalars_there) for n, v in saved["attributes"].items()})
+        for group, options in zip(optimizer.param_groups, saved["options"], strict=False):
             group.update({n: _moved(v, device, scalars_there) for n, v in options.items()})
 
     def refuse_keeping(self) -> None:

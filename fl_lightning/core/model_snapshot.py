@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.modules import modes_kept, named_model_buffers, outside_metrics, submodules
+from fl_lightning.core.modules import named_model_buffers, outside_metrics, preserve_modes, submodules
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ModelPart:
         values, layers = self.values.to(parameters[0].device), self.find(module, layout)
         params = layout.flatten(parameters)
         put_flat(values.params, layers.of(layout.views(params), layout))
-        with buffers_kept(module):
+        with preserve_buffers(module):
             unpack(values.buffers, layers.buffers_of(module))
             return Snapshot(params, packed_buffers(module, params.device))
 
@@ -95,7 +95,7 @@ def standing_in(
     ``parameters`` are the module's in flat order.
     """
     data = [parameter.data for parameter in parameters]
-    with buffers_kept(module), modes_kept(submodules(module)):
+    with preserve_buffers(module), preserve_modes(submodules(module)):
         try:
             if model is not None:
                 unpack(model.buffers, [value for _, value in named_model_buffers(module)])
@@ -110,7 +110,7 @@ def standing_in(
 
 
 @contextmanager
-def buffers_kept(module: nn.Module) -> Iterator[None]:
+def preserve_buffers(module: nn.Module) -> Iterator[None]:
     """Puts copies in the places of the module's buffers (those of its metrics left out), and the tensors back."""
     owners = [owner for _, owner in outside_metrics(submodules(module))]
     # Every place that holds a buffer, aliases included.

@@ -40,7 +40,7 @@ def named_metrics(module: nn.Module) -> list[tuple[str, Metric]]:
 
 
 @contextmanager
-def modes_kept(parts: Iterable[tuple[str, nn.Module]]) -> Iterator[None]:
+def preserve_modes(parts: Iterable[tuple[str, nn.Module]]) -> Iterator[None]:
     """Gives every module its training or evaluation mode back in the end."""
     modes = [(part, part.training) for _, part in parts]
     try:

@@ -267,17 +267,17 @@ class UpdateMatrix:
         Returns:
             ``[ceil(n / 32)]`` bits, and the squared norms of what is kept: one per parameter tensor, float64.
         """
-        values, total, kept = self.rows[row], self.columns.total, []
+        values, total, masks = self.rows[row], self.columns.total, []
 
         def part(at: slice, offsets: Tensor) -> Tensor:
             bits, squares = ops.puc_track(
                 values[at], counts[at], threshold, participations, offsets, total_columns=total
             )
-            kept.append(bits)
+            masks.append(bits)
             return squares
 
         squares = self._sums(part, self.layout.starts)
-        return torch.cat(kept), squares
+        return torch.cat(masks), squares
 
     def _sums(self, part: Callable[[slice, Tensor], Tensor], starts: tuple[int, ...] | None = None) -> Tensor:
         return self.columns.sum(self.layout.layer_starts if starts is None else starts, part)

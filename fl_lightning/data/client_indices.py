@@ -126,15 +126,15 @@ class ClientIndices:
         Returns:
             What the clients keep, and what is set aside.
         """
-        kept, aside = [], []
+        rest, aside = [], []
         for client_id, part in enumerate(self):
             n = len(part)
             count = min(max(round(fraction * n), 1), n - 1) if n > 1 else 0
             generator = torch.Generator().manual_seed(derive_seed(seed, "holdout", client_id))
             order = torch.randperm(n, generator=generator)
             aside.append(part[order[:count].sort().values])
-            kept.append(part[order[count:].sort().values])
-        return ClientIndices(kept, self.num_samples, self.names), ClientIndices(aside, self.num_samples, self.names)
+            rest.append(part[order[count:].sort().values])
+        return ClientIndices(rest, self.num_samples, self.names), ClientIndices(aside, self.num_samples, self.names)
 
 
 def _check_names(names: tuple[str, ...] | None, clients: int) -> None:

@@ -41,9 +41,9 @@ Work = Literal["train", "loss", "val", "test"]
 class VisitStrategy(OneDevice):
     """Turns a trainer function into what one client does for one message: it trains, measures its loss, or evaluates.
 
-    ``num_clients`` is ``None`` where the data have all registered clients. ``before`` is what :attr:`kept` was after
-    the client's last visit that counted. Afterwards ``sent`` is what the client sends, ``kept`` what it keeps if the
-    round counts, and ``loss`` what was measured.
+    ``num_clients`` is ``None`` where the data have all registered clients. ``before`` is what :attr:`state_after` was
+    after the client's last visit that counted. Afterwards ``sent`` is what the client sends, ``state_after`` what it
+    keeps if the round counts, and ``loss`` what was measured.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class VisitStrategy(OneDevice):
         self._binding: BoundParameters | None = None
         self._upload: Upload | None = None
         self.sent: ClientMessage | None = None
-        self.kept: dict[str, Any] = {}
+        self.state_after: dict[str, Any] = {}
         self.loss = float("nan")
         self._knows_clock = True
         # Which values are good, the server knows or guesses, for all clients alike.
@@ -241,7 +241,7 @@ class VisitStrategy(OneDevice):
         own = {"rule": upload.report.local_state, "round": self._message.round}
         if not upload.report.local_state and self._before is not None:  # what it had stays
             own = {name: self._before[name] for name in ("rule", "round")}
-        self.kept = {**own, "optimizers": self.side.runner.optimizers.take_aside(self._client_id)}
+        self.state_after = {**own, "optimizers": self.side.runner.optimizers.take_aside(self._client_id)}
 
     # ---- what the evaluator asks of a model: the message's parameters are bound all the time
 

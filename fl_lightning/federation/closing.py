@@ -64,13 +64,13 @@ class Closing:
         came of others, and ``silent`` from whom nothing came at all. Raises ClientError if too many rounds in a row
         have failed.
         """
-        given, misfits = self._sorted_out(current.index, {k: answers[k] for k in self.cohort if k in answers})
+        accepted, misfits = self._sorted_out(current.index, {k: answers[k] for k in self.cohort if k in answers})
         why = {**why, **misfits}
         current.trained = len(answers.keys() | why.keys() - set(silent))
         for client in self.cohort:
-            if client not in current.dropped and client not in given:
+            if client not in current.dropped and client not in accepted:
                 self.server.failures.drop(current, client, why.get(client, "no answer"))
-        return self._tried(current, given), given
+        return self._tried(current, accepted), accepted
 
     # ---- which answers fit
 
@@ -133,10 +133,10 @@ class Closing:
 
     # ---- what the method makes of them
 
-    def _tried(self, current: Round, given: Mapping[int, ClientMessage]) -> RoundRecord:
+    def _tried(self, current: Round, accepted: Mapping[int, ClientMessage]) -> RoundRecord:
         refused: tuple[type[Exception], ...] = ()
         while True:
-            self._fill(current, given)
+            self._fill(current, accepted)
             before = dict(current.dropped)
             try:
                 record, commit_or_undo = self.server.prepared(current, refused)
@@ -149,7 +149,7 @@ class Closing:
             except Exception:  # of a method, whose every reason may be what a client sent
                 if refused:
                     raise
-                current.dropped, blamed = before, self._blamed(current, given)
+                current.dropped, blamed = before, self._blamed(current, accepted)
                 if len(blamed) == len(current.uploads):  # it is not theirs
                     blamed = {}
             for client, reason in blamed.items():
@@ -157,24 +157,24 @@ class Closing:
             if not blamed:
                 refused = (Exception,)
 
-    def _blamed(self, current: Round, given: Mapping[int, ClientMessage]) -> dict[int, str]:
+    def _blamed(self, current: Round, accepted: Mapping[int, ClientMessage]) -> dict[int, str]:
         """The clients with whose answers alone the method fails, and how."""
         found: dict[int, str] = {}
         for client in [upload.client_id for upload in current.uploads]:
             alone = Round(current.index, asks=current.asks)
-            self._fill(alone, {client: given[client]})
+            self._fill(alone, {client: accepted[client]})
             words = self.server.trial(alone)
             if words is not None:
                 found[client] = words
         return found
 
-    def _fill(self, current: Round, given: Mapping[int, ClientMessage]) -> None:
+    def _fill(self, current: Round, accepted: Mapping[int, ClientMessage]) -> None:
         """Writes the answers of these clients into the rows of the round, but for those that are left out."""
         self.rows.begin_round()
         current.uploads.clear()
         for client in self.cohort:
-            if client in given and client not in current.dropped:
-                upload, answer = self._uploads[client], given[client]
+            if client in accepted and client not in current.dropped:
+                upload, answer = self._uploads[client], accepted[client]
                 self.rows.row(upload.index).copy_(answer.update)
                 self.rows.received(upload.index)
                 self.rows.take_companions(upload.index, answer.companions)
@@ -192,11 +192,11 @@ def losses_of(
     """
     answers, found, lost = ask(params, clients), list[float](), dict[int, str]()
     for client in clients:
-        given = answers.get(client, "no answer")
+        answer = answers.get(client, "no answer")
         try:
-            found.append(loss(given))
+            found.append(loss(answer))
         except MessageError as flaw:
-            why = printable(given) if isinstance(given, str) else str(flaw)
+            why = printable(answer) if isinstance(answer, str) else str(flaw)
             lost[client] = f"it was asked for its loss once more: {why}"
     if lost:
         raise LostClientsError(lost)

@@ -218,5 +218,5 @@ class FederatedClient:
                 trainer = self._trainer_with(visit, max_epochs=rounds, limit_val_batches=0, num_sanity_val_steps=0)
                 trainer.fit(self._module, self._data)
         if visit.sent is not None and self._keeps:
-            self._states.save(message.round, visit.kept)
+            self._states.save(message.round, visit.state_after)
         return visit

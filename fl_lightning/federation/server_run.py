@@ -57,9 +57,9 @@ class ServerRun:
         load = partial(torch.load, path, map_location="cpu", weights_only=True)
         state = read_whole(path, load, "take another folder to begin anew, or bring back a copy")
         self._server.load_state_dict(state["server"], f"the checkpoint {path}")
-        for callback, kept in zip(self.trainer.callbacks, state["callbacks"], strict=False):
-            if kept["name"] == type(callback).__name__:
-                callback.load_state_dict(kept["state"])
+        for callback, saved in zip(self.trainer.callbacks, state["callbacks"], strict=False):
+            if saved["name"] == type(callback).__name__:
+                callback.load_state_dict(saved["state"])
         self.trainer.ckpt_path = str(path)
         rank_zero_info(f"goes on from {path}: {self._server.round} of {self._server.rounds} rounds are done")
         return dict(state["extra"])

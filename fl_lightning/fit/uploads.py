@@ -93,7 +93,7 @@ def usable(
     norms, losses = _magnitudes(uploads, rows)
     buffers = bank.finite([upload.buffers for upload in uploads]).tolist()
     others = rows.companion_norms([upload.index for upload in uploads])
-    kept: list[int] = []
+    usable_places: list[int] = []
     flawed: list[tuple[Upload, str]] = []
     for place, upload in enumerate(uploads):
         loss, companions = losses[place], others[place]
@@ -112,10 +112,10 @@ def usable(
             what = f"what {type(rule).__name__} sends besides its update"
             flawed.append((upload, f"{what} is not finite (extras {extras})"))
         else:
-            kept.append(place)
+            usable_places.append(place)
     for upload, why in flawed:
-        drop(upload, why, bool(kept))
-    return UsableUploads(list(uploads), norms, losses).at(kept)
+        drop(upload, why, bool(usable_places))
+    return UsableUploads(list(uploads), norms, losses).at(usable_places)
 
 
 def stacked(parts: Sequence[Mapping[str, Tensor]], client_ids: Sequence[int], what: str) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.fast_log import FastLog
-from fl_lightning.lightning.loop_parts import GroupedOptimization, StepValues, count_visits, settle_results
+from fl_lightning.lightning.loop_parts import GroupedOptimization, StepValues, count_visits, install_results
 from fl_lightning.lightning.names import Trainer, TrainerFn, check_contract, lightning_module
 from fl_lightning.lightning.round_clock import RoundClock
 from fl_lightning.lightning.round_progress import RoundProgress
@@ -281,7 +281,7 @@ def install(trainer: Trainer, host: FitHost) -> FederatedEpochLoop:
         return current
     loop = FederatedEpochLoop(trainer, host, current)
     trainer.fit_loop.epoch_loop = loop
-    settle_results(trainer)
+    install_results(trainer)
     count_visits(trainer)
     return loop
 

@@ -215,8 +215,8 @@ def check_resume(states: Mapping[str, Any], expected: FitDescription, source: st
         differences.pop("steps_per_round", None)  # rounds count as many as before
     if differences:
         words = "; ".join(differences.values())
-        kept = f". What {memories} remembers of clients stays theirs" * bool(changed and memories)
-        rank_zero_warn(f"the fit goes on with other settings than {source} was written with: {words}{kept}")
+        note = f". What {memories} remembers of clients stays theirs" * bool(changed and memories)
+        rank_zero_warn(f"the fit goes on with other settings than {source} was written with: {words}{note}")
     return changed
 
 

@@ -51,7 +51,7 @@ class GroupedOptimization(_AutomaticOptimization):
         return zero_grad
 
 
-class _SettledResult(ResultMetric):
+class _OneDeviceResult(ResultMetric):
     """A logged tensor: its parts are all on one device."""
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
@@ -60,7 +60,7 @@ class _SettledResult(ResultMetric):
         return super().to(*args, **kwargs)
 
 
-class SettledResults(ResultCollection):
+class OneDeviceResults(ResultCollection):
     """Lightning's collection, whose tensors are moved only where they are on another device.
 
     Lightning moves an entry at every call of ``self.log``, which takes ten times as long as all else that it does then.
@@ -68,14 +68,14 @@ class SettledResults(ResultCollection):
 
     def __setitem__(self, key: str, entry: ResultMetric) -> None:
         settles = type(entry) is ResultMetric and entry.is_tensor
-        super().__setitem__(key, _SettledResult(entry.meta, True) if settles else entry)  # nothing is in it yet
+        super().__setitem__(key, _OneDeviceResult(entry.meta, True) if settles else entry)  # nothing is in it yet
 
 
-def settle_results(trainer: Trainer) -> None:
-    """Lets the loops of a trainer collect in :class:`SettledResults`; what they hold already is lost."""
+def install_results(trainer: Trainer) -> None:
+    """Lets the loops of a trainer collect in :class:`OneDeviceResults`; what they hold already is lost."""
     for loop in (trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop,
                  trainer.test_loop):  # fmt: skip
-        loop._results = SettledResults(loop._results.training)
+        loop._results = OneDeviceResults(loop._results.training)
 
 
 class FederatedFitLoop(_FitLoop):

@@ -70,11 +70,11 @@ def fairness_angle(values: Tensor) -> Tensor:
         >>> fairness_angle(torch.tensor([1.0, 0.0, 0.0, 0.0]))
         tensor(1.0472, dtype=torch.float64)
     """
-    kept = _counted(values)
-    if kept.numel() == 0:
-        return kept.mean()  # NaN
+    valid = _counted(values)
+    if valid.numel() == 0:
+        return valid.mean()  # NaN
     # The angle does not depend on the scale; without it squares of tiny or huge values leave the number range.
-    scaled = kept / kept.abs().max()  # 0 / 0 is the NaN that all-zero values get
+    scaled = valid / valid.abs().max()  # 0 / 0 is the NaN that all-zero values get
     average = scaled.mean()
     return torch.atan2((scaled - average).square().mean().sqrt(), average.abs())
 
@@ -109,8 +109,8 @@ def weighted_mean(values: Tensor, sizes: Tensor) -> Tensor:
     weights = sizes.to(vector)
     if not bool((weights.isfinite() & (weights >= 0)).all()):
         raise ValueError(f"sizes must be finite and not negative, found {sizes.tolist()}")
-    kept = ~vector.isnan()
-    return (vector[kept] * weights[kept]).sum() / weights[kept].sum()
+    valid = ~vector.isnan()
+    return (vector[valid] * weights[valid]).sum() / weights[valid].sum()
 
 
 @checked()
@@ -123,8 +123,8 @@ def std(values: Tensor) -> Tensor:
     Raises:
         ValueError: ``values`` is not a non-empty real vector.
     """
-    kept = _counted(values)
-    return (kept - kept.mean()).square().mean().sqrt()
+    valid = _counted(values)
+    return (valid - valid.mean()).square().mean().sqrt()
 
 
 @checked(fraction=Bounds(above=0, most=1))
@@ -186,17 +186,21 @@ def fairness_summary(values: Tensor, sizes: Tensor, larger_is_better: bool = Tru
     Raises:
         ValueError: shapes are wrong, or a size is negative or not finite.
     """
-    kept = _counted(values)
-    summary = {"mean": kept.mean(), "weighted_mean": trusted(weighted_mean)(values, sizes), "std": trusted(std)(values)}
+    valid = _counted(values)
+    summary = {
+        "mean": valid.mean(),
+        "weighted_mean": trusted(weighted_mean)(values, sizes),
+        "std": trusted(std)(values),
+    }
     if larger_is_better:
         summary["angle"] = trusted(fairness_angle)(values)
-    from_worst = kept.sort(descending=not larger_is_better).values
+    from_worst = valid.sort(descending=not larger_is_better).values
     for percent in (5, 10):
         summary[f"worst_{percent}"] = _first(from_worst, percent / 100)
         summary[f"best_{percent}"] = _first(from_worst.flip(0), percent / 100)
-    summary["min"] = kept.min() if kept.numel() else summary["mean"]
-    summary["max"] = kept.max() if kept.numel() else summary["mean"]
-    summary["clients"] = torch.tensor(kept.numel(), device=kept.device)
+    summary["min"] = valid.min() if valid.numel() else summary["mean"]
+    summary["max"] = valid.max() if valid.numel() else summary["mean"]
+    summary["clients"] = torch.tensor(valid.numel(), device=valid.device)
     return summary
 
 

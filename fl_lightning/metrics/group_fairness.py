@@ -80,10 +80,10 @@ class _GroupRates(Metric):
     def compute(self) -> Tensor:
         """The value of the client that is treated most unequally; NaN if no client has one."""
         values = self.client_values()
-        kept = values[~values.isnan()]
-        if kept.numel() == 0:
+        defined = values[~values.isnan()]
+        if defined.numel() == 0:
             return values[0]
-        return kept.min() if self.compare == "ratio" else kept[kept.abs().argmax()]
+        return defined.min() if self.compare == "ratio" else defined[defined.abs().argmax()]
 
     def _count(self, predictions: Tensor, labels: Tensor | None, groups: Tensor, client_ids: Tensor | int) -> None:
         ids = client_numbers(client_ids, predictions, self.num_clients)

@@ -49,18 +49,18 @@ class _Map(NamedTuple):
 
 
 def over_time(methods: Sequence[Method]) -> Picture | None:
-    """Each client's value in the kept evaluations."""
+    """Each client's value in the validations that the record has."""
     maps, named, captions = dict[str, _Map](), dict[str, str](), [""]
     for method in methods:
         record = method.first
-        kept = [values for values in record.evaluations if values.stage == "val"]
+        validations = [values for values in record.evaluations if values.stage == "val"]
         metric = next((name for name, *_ in shown_metrics([method], "val")), None)
-        if len(kept) < 2 or metric is None:
+        if len(validations) < 2 or metric is None:
             continue
-        known = set(kept[-1].client_ids)
+        known = set(validations[-1].client_ids)
         order = [client for client in worst_first(record) if client in known]
         rows = _shown(order)
-        columns = [kept[k] for k in thinned(len(kept), _MOST_COLUMNS)]
+        columns = [validations[k] for k in thinned(len(validations), _MOST_COLUMNS)]
         found = [dict(zip(v.client_ids, v.values.get(metric, ()), strict=False)) for v in columns]
         z = np.array([[column.get(client) for column in found] for client in rows], dtype=np.float64)
         maps[method.label] = _Map(z, [label_of(record, client) for client in rows], [v.round for v in columns])

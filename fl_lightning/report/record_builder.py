@@ -72,9 +72,9 @@ class RecordBuilder:
 
     def cut(self, index: int) -> None:
         """Forgets the rounds from ``index`` on, which an interrupted run left, and the evaluations after them."""
-        kept = sum(number < index for number in self._rounds["round"])  # rounds ascend
+        count = sum(number < index for number in self._rounds["round"])  # rounds ascend
         for values in self._rounds.values():
-            del values[kept:]
+            del values[count:]
         for key, series in self._metrics.items():
             self._metrics[key] = [entry for entry in series if entry[0] <= index]
         self._evaluations = [values for values in self._evaluations if values.round <= index]

@@ -92,7 +92,7 @@ def test_a_vector_of_another_length_is_no_row():
     rule = KeepsLosses()
     rule.losses = torch.ones(4)
     with pytest.raises(
-        ValueError, match=r"^KeepsLosses must keep .* found shape \[4\]: let what has another shape begin"
+        ValueError, match=r"^KeepsLosses must hold .* found shape \[4\]: let what has another shape begin"
     ):
         rule_state.sharded_state_dict(rule, Columns(Columns.cut(LAYOUT.numel, 3)))
     assert same(rule_state.sharded_state_dict(rule, Columns.whole(LAYOUT.numel)), {"losses": torch.ones(4)})

@@ -7,7 +7,7 @@ from torch import nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-from fl_lightning.core.modules import modes_kept, outside_metrics, submodules
+from fl_lightning.core.modules import outside_metrics, preserve_modes, submodules
 
 
 class Wrapping(MulticlassAccuracy):
@@ -50,7 +50,7 @@ def test_modes_come_back_after_an_error_too():
     before = [part.training for part in module.modules()]
 
     def fail():
-        with modes_kept(submodules(module)):
+        with preserve_modes(submodules(module)):
             module.eval()
             module.body[1].train()
             raise RuntimeError("midway")

@@ -7,7 +7,7 @@ from lightning.pytorch.trainer.connectors.logger_connector import result
 from support import fit
 from torchmetrics import MeanMetric
 
-from fl_lightning.lightning.loop_parts import SettledResults
+from fl_lightning.lightning.loop_parts import OneDeviceResults
 
 
 def logged(results, *values):
@@ -27,28 +27,28 @@ def walks(monkeypatch):
 
 def test_logged_tensors_are_those_of_lightnings_own_collection():
     values = [torch.tensor(1.0), torch.tensor(0.5, dtype=torch.float64), torch.tensor(2.0, dtype=torch.bfloat16)]
-    own, lightnings = logged(SettledResults(False), *values), logged(result._ResultCollection(False), *values)
+    own, lightnings = logged(OneDeviceResults(False), *values), logged(result._ResultCollection(False), *values)
     assert torch.equal(own.compute(), lightnings.compute())
     assert own.compute().dtype == lightnings.compute().dtype == torch.float64
     assert own.cumulated_batch_size == lightnings.cumulated_batch_size == 6
 
 
 def test_tensors_on_the_device_of_their_entry_are_not_looked_for(walks):
-    results = SettledResults(False)
+    results = OneDeviceResults(False)
     logged(results, torch.tensor(1.0), torch.tensor(2.0))
     results["validation_step.seen"].to("cpu")
     assert walks == []
 
 
 def test_an_entry_follows_a_value_to_another_device():
-    entry = logged(SettledResults(False), torch.tensor(1.0), torch.tensor(2.0, device="meta"))
+    entry = logged(OneDeviceResults(False), torch.tensor(1.0), torch.tensor(2.0, device="meta"))
     assert {entry.value.device.type, entry.cumulated_batch_size.device.type} == {"meta"}
-    moved = logged(SettledResults(False), torch.tensor(1.0)).to(torch.device("meta"))
+    moved = logged(OneDeviceResults(False), torch.tensor(1.0)).to(torch.device("meta"))
     assert {moved.value.device.type, moved.cumulated_batch_size.device.type} == {"meta"}
 
 
 def test_metric_objects_are_lightnings_business(walks):
-    results = SettledResults(False)
+    results = OneDeviceResults(False)
     entry = logged(results, MeanMetric())
     assert type(entry) is result._ResultMetric
     assert len(walks) > 0
@@ -59,6 +59,6 @@ def test_every_loop_of_a_trainer_collects_so():
     trainer = fit(rounds=1).trainer
     epochs = trainer.fit_loop.epoch_loop
     assert {type(each._results) for each in (epochs, epochs.val_loop, trainer.validate_loop, trainer.test_loop)} == {
-        SettledResults
+        OneDeviceResults
     }
     assert [each._results.training for each in (epochs, epochs.val_loop)] == [True, False]

@@ -60,8 +60,8 @@ class ClientParts:
             metric.reset()
         for metric, delta in zip(self._joined, part.metrics, strict=False):
             metric.reset() if delta is None else delta.put_in(metric)
-        for kept, change in self._changes_of(part):
-            kept.apply(change)
+        for tracked, change in self._changes_of(part):
+            tracked.apply(change)
         self._is_as_begun = False
 
     def leave(self, part: ClientPart) -> None:
@@ -74,10 +74,12 @@ class ClientParts:
         self._is_as_begun = not changed
         if not changed:
             return
-        changes = [(kept, kept.change()) for kept in changed if not means_the_same(kept)]
-        names = [name for kept, change in changes if not _only_grew(kept, change) for name in kept.changed_names()]
+        changes = [(tracked, tracked.change()) for tracked in changed if not means_the_same(tracked)]
+        names = [
+            name for tracked, change in changes if not _only_grew(tracked, change) for name in tracked.changed_names()
+        ]
         part.changed = tuple(dict.fromkeys(names))
-        found = written(self._begun, [kept for kept, _ in changes], {})
+        found = written(self._begun, [tracked for tracked, _ in changes], {})
         if found.lost and self._travels:
             raise ModuleError(
                 f"what {type(self._module).__name__} leaves in attributes must be plain values where several processes "
@@ -100,13 +102,13 @@ class ClientParts:
             for metric, delta in zip(self._joined, part.metrics, strict=True):
                 if delta is not None:
                     delta.add_to(metric)
-        changes = [(part, kept, change) for part in parts for kept, change in self._changes_of(part)]
-        otherwise = {id(kept) for _, kept, change in changes if not _only_grew(kept, change)}
-        for part, kept, change in changes:
-            if id(kept) not in otherwise or any(part is one for one in chosen):
-                kept.apply(change)
+        changes = [(part, tracked, change) for part in parts for tracked, change in self._changes_of(part)]
+        otherwise = {id(tracked) for _, tracked, change in changes if not _only_grew(tracked, change)}
+        for part, tracked, change in changes:
+            if id(tracked) not in otherwise or any(part is one for one in chosen):
+                tracked.apply(change)
 
 
-def _only_grew(kept: Object, change: Any) -> bool:
+def _only_grew(tracked: Object, change: Any) -> bool:
     """Whether steps have added to the end of a list; one that keeps some items alone is no such list."""
-    return isinstance(change, Added) and getattr(kept.value, "maxlen", None) is None
+    return isinstance(change, Added) and getattr(tracked.value, "maxlen", None) is None

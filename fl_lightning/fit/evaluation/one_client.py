@@ -9,7 +9,7 @@ from io import StringIO
 from typing import Any
 
 from fl_lightning.clients.client_optimizers import group_options
-from fl_lightning.core.modules import modes_kept, submodules
+from fl_lightning.core.modules import preserve_modes, submodules
 from fl_lightning.fit.loaders import EvaluationLoader, counts_of
 from fl_lightning.lightning.batches import counted_batches, run_batch, run_hook
 from fl_lightning.lightning.inspection import is_overridden
@@ -81,7 +81,7 @@ class Alone:
         trainer = self._trainer
         loggers = trainer.loggers
         with (
-            redirect_stdout(StringIO()), modes_kept(submodules(self._module)),
+            redirect_stdout(StringIO()), preserve_modes(submodules(self._module)),
             shadowed(self._module, optimizers=_refuse, lr_schedulers=_refuse),
         ):  # fmt: skip
             trainer.loggers = [DummyLogger()] if loggers else []

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.core.modules import buffers_of, modes_kept, named_metrics, submodules
+from fl_lightning.core.modules import buffers_of, named_metrics, preserve_modes, submodules
 from fl_lightning.lightning.metric_state import MetricState, is_mergeable, joins_clients, parts_of
 from fl_lightning.lightning.module.contents import PLAIN, Kind, held_by, numbered
 from fl_lightning.lightning.module.kinds import kinds_of
@@ -235,7 +235,7 @@ class Undone:
         states = [MetricState(part) for part in parts if isinstance(part, Metric)]
         snapshot.empty_metrics()
         try:
-            with shadowed(module, log=_ignore, log_dict=_ignore), modes_kept(submodules(module)):
+            with shadowed(module, log=_ignore, log_dict=_ignore), preserve_modes(submodules(module)):
                 if evaluate:
                     module.eval()
                 yield

@@ -129,11 +129,11 @@ def _search(gram: _Floats, lower: _Floats, upper: _Floats) -> _Floats:
     x = np.clip(lower + room * ((1 - lower.sum()) / room.sum() if room.sum() > 0 else 0.0), lower, upper)
     movable = room > 0
     free = movable.copy()
-    best, least, ridge, settled = x, np.inf, _RIDGE, False
+    best, least, ridge, converged = x, np.inf, _RIDGE, False
     for _ in range(20 * len(x) + 100):
         slope = _slope(gram, x)
         gap = _gap(slope, x, lower, upper)
-        stuck = settled and gap > least / 2
+        stuck = converged and gap > least / 2
         if gap < least:
             best, least = x, gap
         if gap <= _ENOUGH or stuck:
@@ -146,7 +146,7 @@ def _search(gram: _Floats, lower: _Floats, upper: _Floats) -> _Floats:
             reach = np.where(move < 0, (lower - x) / move, np.where(move > 0, (upper - x) / move, np.inf))
         first = int(reach.argmin())
         x = np.clip(x + min(reach[first], 1.0) * move, lower, upper)
-        settled = reach[first] >= 1 and not _release(_slope(gram, x), x, free, lower, movable)
+        converged = reach[first] >= 1 and not _release(_slope(gram, x), x, free, lower, movable)
         if reach[first] < 1:
             x[first] = lower[first] if move[first] < 0 else upper[first]
             free[first] = False
