@@ -5,7 +5,7 @@ from fl_lightning import (  # isort: skip
     algorithms, attacks, callbacks, data, executors, guards, metrics, ops, optim, report, solvers,
 )  # fmt: skip
 from fl_lightning.client_module import ClientModule
-from fl_lightning.comparison import Comparison, compare
+from fl_lightning.comparison import Audit, Comparison, audit, compare
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError
 from fl_lightning.core.layout import ParamLayout
@@ -21,6 +21,7 @@ from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.versions import __version__, show_versions
 
 __all__ = [
+    "Audit",
     "ClientError",
     "ClientIntroduction",
     "ClientMessage",
@@ -40,6 +41,7 @@ __all__ = [
     "__version__",
     "algorithms",
     "attacks",
+    "audit",
     "callbacks",
     "compare",
     "data",

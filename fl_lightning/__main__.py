@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: ``python -m fl_lightning info``, LightningCLI's subcommands, and ``compare``."""
+"""The command line: ``python -m fl_lightning info``, LightningCLI's subcommands, ``compare`` and ``audit``."""
 
 from __future__ import annotations
 
 import sys
 
+from fl_lightning.comparison.audit_command import run as audit
 from fl_lightning.comparison.command import run as compare
 from fl_lightning.core.errors import how_to_install
 from fl_lightning.federation.flower_template import run as flower_app
@@ -27,6 +28,8 @@ usage: python -m fl_lightning COMMAND [options]
   predict  -c FILE      predict
   compare  -c FILE --methods FedAvg FedLF --lr 0.01 0.1 --seeds 3
                         train every method with every learning rate and seed, and print one table
+  audit    RECORDS --limit worst_10=0.6 --limit alone=0
+                        exit with 1 if the clients of a trained model do not keep limits
   flower-app DIR        write an app for Flower: the same project simulated and deployed
   --version             the version of this package
 
@@ -41,8 +44,8 @@ def main(arguments: list[str]) -> int:
         arguments: the command and its options.
 
     Returns:
-        The exit status: 0 if the command ran, 1 if the CLI extra is missing or a compared run failed, 2 for a wrong
-        command line.
+        The exit status: 0 if the command ran, 1 if the CLI extra is missing, a run failed or a limit is broken, 2 for a
+        wrong command line.
     """
     command, *options = arguments or [""]
     if command == "info" and not options:
@@ -55,6 +58,8 @@ def main(arguments: list[str]) -> int:
         return _run_lightning() if _has_cli() else 1
     if command == "compare":
         return compare(options) if _has_cli() else 1
+    if command == "audit":
+        return audit(options)
     if command == "flower-app":
         return flower_app(options)
     problem = f"info takes no options, found {options}" if command == "info" else f"unknown command {command!r}"

@@ -36,6 +36,12 @@ Reads = Literal["sums", "gram", "rows"]
 ``"rows"``   single rows, coordinate by coordinate, in this round or kept for later ones
 ===========  ===========================================================================================================
 """
+READS: Mapping[Reads, str] = {
+    "sums": "sums of the updates alone, so that secure aggregation could hide single updates",
+    "gram": "inner products of the clients' updates, which secure aggregation does not give",
+    "rows": "every client's update in clear",
+}
+"""In words."""
 
 
 @checked()

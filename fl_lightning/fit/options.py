@@ -18,7 +18,7 @@ from fl_lightning.algorithms.attacks.base import Attack
 from fl_lightning.algorithms.base import ClientRule, ServerRule, obstacle
 from fl_lightning.algorithms.differential_privacy import DifferentialPrivacy, accounting
 from fl_lightning.algorithms.guards.base import Guard
-from fl_lightning.algorithms.records import Needs
+from fl_lightning.algorithms.records import READS, Needs, Reads
 from fl_lightning.arguments import check_unused
 from fl_lightning.clients.base import CohortExecutor
 from fl_lightning.clients.client_batches import LocalOptions
@@ -163,6 +163,16 @@ class FitOptions(LocalOptions):
                 "change the model"
             )
         check_guards(self.guards, most, f"the {most} clients {who}")
+
+    @property
+    def reads(self) -> Reads:
+        """What the server must see of the updates, for either half of the method."""
+        return max(self.algorithm.reads, self.client_rule.reads, key=list(READS).index)
+
+    @property
+    def clients_also_send(self) -> list[str]:
+        """What clients tell the server beside updates and sizes."""
+        return [name for name in ("losses", "accuracies", "features", "groups") if getattr(self.needs, name)]
 
     def client_settings(self) -> dict[str, Any]:
         """The options of local training that change results, apart from the method, as plain values."""

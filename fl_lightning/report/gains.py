@@ -48,27 +48,35 @@ class Gain:
 
 
 def gains(method: Method, alone: Method, metric: str, stage: Stage, mode: Mode) -> list[Gain]:
-    """Each client's gain, the smallest first, and last those of whom nothing is known.
-
-    Several divisions of the data may deal samples to clients anew. Clients are then looked at one by one only if they
-    are known by names and not by numbers: client 3 of another division is somebody else.
-    """
-    with_it, by_itself = (by_client(one, one.own(metric, stage), stage) for one in (method, alone))
+    """Each client's gain, the smallest first, and last those of whom nothing is known."""
     found = []
-    for client in [*with_it, *(name for name in by_itself if name not in with_it)]:
-        ours, theirs = with_it.get(client, {}), by_itself.get(client, {})
-        differences = {
-            one: goodness(ours[one], mode) - goodness(theirs[one], mode) for one in ours.keys() & theirs.keys()
-        }
-        before, after = (fmean(values.values()) if values else nan for values in (theirs, ours))
-        found.append(Gain(client, before, after, interval(differences)))
+    with_it, by_itself = (by_client(one, one.own(metric, stage), stage) for one in (method, alone))
+    for client, gained in differences(method, alone, metric, stage, mode).items():
+        both = (each.get(client, {}).values() for each in (by_itself, with_it))
+        before, after = (fmean(values) if values else nan for values in both)
+        found.append(Gain(client, before, after, interval(gained)))
     return sorted(found, key=lambda gain: (inf,) if gain.interval is None else gain.interval)
 
 
-def by_client(method: Method, metric: str, stage: Stage) -> dict[str, dict[Repetition, float]]:
-    """Each client's last values, by its name, over the repetitions in which it has one; empty where names do not last.
+def differences(
+    method: Method, alone: Method, metric: str, stage: Stage, mode: Mode
+) -> dict[str, dict[Repetition, float]]:
+    """What each client gains over training alone, in every repetition that has both values; positive is good."""
+    with_it, by_itself = (by_client(one, one.own(metric, stage), stage) for one in (method, alone))
+    found = {}
+    for client in [*with_it, *(name for name in by_itself if name not in with_it)]:
+        ours, theirs = with_it.get(client, {}), by_itself.get(client, {})
+        found[client] = {
+            one: goodness(ours[one], mode) - goodness(theirs[one], mode) for one in ours.keys() & theirs.keys()
+        }
+    return found
 
-    Clients without any value are there, too.
+
+def by_client(method: Method, metric: str, stage: Stage) -> dict[str, dict[Repetition, float]]:
+    """Each client's last values, by its name, over the repetitions in which it has one.
+
+    Clients without any value are there, too. Several divisions of the data may deal samples to clients anew: clients
+    that have numbers and no names are then others each time, and nobody is there.
     """
     if not method.same_clients and any(name.isdecimal() for record in method.records for name in record.client_names):
         return {}

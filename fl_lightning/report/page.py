@@ -80,6 +80,17 @@ def _page(records: Sequence[FitRecord], library: str, title: str | None) -> str:
     )
 
 
+def table_page(heading: str, lede: Sequence[str], parts: Sequence[Part]) -> str:
+    """A page in the report's look with tables alone, a section per part; needs jinja2 and no plotly."""
+    try:
+        template = _template()
+    except ImportError as error:
+        raise ImportError(f"pages need jinja2: {how_to_install('report')}") from error
+    sections = [(f"part-{place}", part.title, [part]) for place, part in enumerate(parts)]
+    facts = f"written {datetime.now():%Y-%m-%d %H:%M:%S}"
+    return template.render(heading=heading, facts=facts, lede=lede, sections=sections, drawn="", library="")
+
+
 @cache
 def _template() -> Template:
     """``page.html``, with all that is the same on every page; it is read once, because a fit writes many pages."""

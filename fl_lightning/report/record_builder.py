@@ -42,6 +42,10 @@ class RecordBuilder:
         self._weights = None if record.weights is None else RoundTables.of(record.weights)
         self._layers = None if record.layer_conflicts is None else RoundTables.of(record.layer_conflicts)
 
+    def add_setting(self, name: str, value: float) -> None:
+        """Sets what is known only as the fit goes on."""
+        self._base = replace(self._base, settings={**self._base.settings, name: finite(value)})
+
     def record(self, **entries: Any) -> FitRecord:
         """What was gathered so far."""
         self._base = replace(self._base, **entries)

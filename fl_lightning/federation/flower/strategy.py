@@ -13,7 +13,7 @@ from flwr.app import MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fl_lightning.algorithms.records import Reads
+from fl_lightning.algorithms.records import READS
 from fl_lightning.arguments import ANY, Bounds, altered, checked
 from fl_lightning.core.records import EvaluationRecord, RoundRecord, client_label
 from fl_lightning.federation.federated_server import FederatedServer
@@ -27,11 +27,6 @@ from fl_lightning.report.number_formats import plural
 _M = TypeVar("_M")
 _Stage = Literal["val", "test"]
 _Order = Callable[[], RecordDict]
-_SEEN: dict[Reads, str] = {
-    "sums": "needs sums of the updates alone, so that secure aggregation could hide single updates",
-    "gram": "needs inner products of the clients' updates, which secure aggregation does not give",
-    "rows": "needs every client's update in clear",
-}
 
 
 class FairStrategy:
@@ -112,11 +107,9 @@ class FairStrategy:
     @property
     def privacy(self) -> str:
         """What the server sees of clients, and what the method needs of it (:data:`Reads`)."""
-        rule, half = self.server.algorithm, self.server.client_rule
-        reads = max(rule.reads, half.reads, key=list(_SEEN).index)
         return (
             "This server sees every client's update, number of samples, losses and metrics. "
-            f"{self.server.fit_description.called} {_SEEN[reads]}"
+            f"{self.server.fit_description.called} needs {READS[self.server.options.reads]}"
         )
 
     @checked(grid=ANY, num_rounds=Bounds(1))

@@ -166,6 +166,8 @@ class FitRecorder(Callback):
         first = self._builder.add_round(found, self._learning_rate)
         if first:
             self._builder.record(learning_rate=self._learning_rate)
+        if "epsilon" in found.scalars:  # of differential privacy, spent so far
+            self._builder.add_setting("epsilon", found.scalars["epsilon"])
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -233,12 +235,14 @@ def _described(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
     """The entries of a record that are known before the first round."""
     strategy: Any = trainer.strategy
     fit, loaders = strategy.fit_description, trainer.train_dataloader.loaders  # type: ignore[union-attr]
+    options = strategy.options
+    seen = {"reads": options.reads, "clients_also_send": options.clients_also_send}
     return {
         "method": fit.called,
         "seed": fit.settings.get("seed"),
         "status": "runs",
         "planned_rounds": trainer.max_epochs if (trainer.max_epochs or -1) > 0 else None,
-        "settings": plain_json({**fit.settings, "server_optimizer": fit.server_optimizer}),
+        "settings": plain_json({**fit.settings, "server_optimizer": fit.server_optimizer, **seen}),
         "arguments": plain_json({rule: given for rule, given in fit.arguments.items() if given}),
         "configuration": plain_json(_configuration(trainer, module)),
         "versions": _versions(),

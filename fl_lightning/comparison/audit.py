@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``fl.audit``: whether a trained model keeps limits for every client, and a card that says it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.algorithms.records import READS
+from fl_lightning.arguments import FILLED, checked, nearest
+from fl_lightning.comparison.limits import LIMITS, Finding, findings
+from fl_lightning.comparison.plan import Measure, measure_of
+from fl_lightning.core.storage.files import write_text
+from fl_lightning.report import FitRecord
+from fl_lightning.report.conclusion import LOCAL
+from fl_lightning.report.gains import by_client, gain_cells, gains
+from fl_lightning.report.number_formats import STAGES, number, plural
+from fl_lightning.report.page import table_page
+from fl_lightning.report.repetitions import Interval, interval
+from fl_lightning.report.runs_of_a_method import Method, by_method, label_of
+from fl_lightning.report.tables import Part, Table, runs
+
+_SEEN = ("reads", "clients_also_send", "guard", "attack", "epsilon")
+"""Settings that say what the server saw of clients."""
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found; ``print`` shows it.
+
+    Attributes:
+        method: the fits of the method that is audited.
+        alone: those in which every client trains alone, if there are any.
+        measure: which of the clients' values count.
+        findings: every number that is limited, beside its limit.
+        strict: chance is no excuse.
+    """
+
+    method: Method
+    alone: Method | None
+    measure: Measure
+    findings: Sequence[Finding]
+    strict: bool
+
+    @property
+    def broken(self) -> list[Finding]:
+        """The numbers that break their limits: beyond chance, or with ``strict`` at all."""
+        return [one for one in self.findings if (one.broken if self.strict else one.beyond_chance)]
+
+    @property
+    def passed(self) -> bool:
+        """No limit is broken."""
+        return not self.broken
+
+    @property
+    def never_evaluated(self) -> list[str]:
+        """Clients that trained, and have no value in the last evaluation of any fit."""
+        valued = {label_of(record, k) for record in self.method.records for k in _valued(record, self.measure)}
+        known = {label_of(r, k): size for r in self.method.records for k, size in enumerate(r.client_sizes)}
+        return [name for name, size in known.items() if size and name not in valued]
+
+    def __str__(self) -> str:
+        return "\n".join([self._verdict, *(f"  {one}" for one in self.broken), *self._others])
+
+    @property
+    def _verdict(self) -> str:
+        of = f"{self.method.label}, {self.method.repeated}"
+        if self.passed:
+            return f"passed: {of}, keeps {plural(len({one.limit for one in self.findings}), 'limit')}"
+        chance = "" if self.strict else " beyond chance"
+        limits = ", ".join(dict.fromkeys(one.limit for one in self.broken))
+        return f"failed: {of}, breaks {limits}{chance}:"
+
+    @property
+    def _others(self) -> list[str]:
+        unsure = [one for one in self.findings if one.broken and one not in self.broken]
+        found = ["On the wrong side, but within chance:", *(f"  {one}" for one in unsure)] if unsure else []
+        missing = self.never_evaluated
+        return found + [f"Never evaluated: {', '.join(missing)}."] * bool(missing)
+
+    @checked()
+    def write(self, path: str | Path, files: Iterable[str | Path] = ()) -> list[Path]:
+        """Writes the card: a page, and beside it the same as JSON.
+
+        Args:
+            path: the page; the JSON has the suffix ``.json``.
+            files: weights, records and whatever else the card is about; it holds their SHA-256.
+
+        Returns:
+            What was written.
+
+        Raises:
+            ImportError: jinja2, which the extra ``report`` brings, is missing.
+        """
+        page, digests = Path(path), {str(file): _digest(Path(file)) for file in files}
+        words = "passed" if self.passed else "failed"
+        lede = [self._verdict, *map(str, self.broken[:_NAMED])]
+        html = table_page(f"Audit of {self.method.label}: {words}", lede, self._parts(digests))
+        write_text(page, html)
+        write_text(page.with_suffix(".json"), json.dumps(self._plain(digests), indent=1, allow_nan=False))
+        return [page, page.with_suffix(".json")]
+
+    def _parts(self, digests: Mapping[str, str]) -> list[Part]:
+        cells = [[f"{one.limit}={abs(one.bound):g}", one.who, one.what, one.number, one.side, self._word(one)]
+                 for one in sorted(self.findings, key=lambda one: one not in self.broken)]  # fmt: skip
+        head = ["limit", "who", "what", "number (interval)", "must be", ""]
+        first, sums = self.method.first, sum(self.method.first.client_sizes)
+        data = [
+            ["clients", f"{len(first.client_names):,}"], ["training samples", f"{sums:,}"],
+            ["divisions of the data", f"{len({record.division for record in self.method.records}):,}"],
+            ["runs", self.method.repeated], ["numbers are those of", f"{STAGES[self.measure.reported_on]} data"],
+            ["never evaluated", ", ".join(self.never_evaluated) or "nobody"],
+        ]  # fmt: skip
+        seen = [[name, _text(value)] for name, value in _seen(first).items()]
+        parts = [
+            Part("Limits", [Table(cells, "text", head)], "Intervals of one limit hold together in 95 of 100 cases."),
+            self._clients(), Part("Data", [Table(data, "text")]), Part("What the server saw", [Table(seen, "text")]),
+            runs([self.method]), Part("SHA-256", [Table([*map(list, digests.items())], "text")] * bool(digests)),
+        ]  # fmt: skip
+        return [part for part in parts if part]
+
+    def _word(self, one: Finding) -> str:
+        return "broken" if one in self.broken else "within chance" if one.broken else "kept"
+
+    def _clients(self) -> Part:
+        columns, gained = self._columns(), self._gains()
+        names = dict.fromkeys(name for column in columns.values() for name in column)
+        rows = [[name, *(_interval_words(column.get(name)) for column in columns.values()), *gained.get(name, ())]
+                for name in names]  # fmt: skip
+        head = ["client", *columns, *(["gain over training alone", "the client is"] if gained else [])]
+        return Part(
+            "Every client", [Table(rows, "numbers", head)] if rows else [], "With 95 % intervals over the runs."
+        )
+
+    def _columns(self) -> dict[str, dict[str, Interval | None]]:
+        stage = self.measure.reported_on
+        last = filter(None, (record.last_values(stage) for record in self.method.records))
+        return {
+            metric: {who: interval(values) for who, values in by_client(self.method, metric, stage).items()}
+            for metric in dict.fromkeys(name for values in last for name in values.values)
+        }
+
+    def _gains(self) -> dict[str, tuple[str, str]]:
+        found = self.measure
+        each = [] if self.alone is None else gains(
+            self.method, self.alone, found.metric, found.reported_on, found.mode
+        )  # fmt: skip
+        return {gain.client: (gain_cells(gain)[3], gain.advice) for gain in each}
+
+    def _plain(self, digests: Mapping[str, str]) -> dict[str, Any]:
+        first = self.method.first
+        return {
+            "passed": self.passed, "strict": self.strict, "method": self.method.label, "metric": self.measure.metric,
+            "stage": self.measure.reported_on,
+            "findings": [
+                {**asdict(one), "interval": _ends(one.interval), "result": self._word(one)} for one in self.findings
+            ],
+            "clients": {
+                metric: {who: _ends(value) for who, value in column.items()}
+                for metric, column in self._columns().items()
+            },
+            "gains": {who: {"gain": gain, "advice": advice} for who, (gain, advice) in self._gains().items()},
+            "never_evaluated": self.never_evaluated, "training_samples": dict(zip(
+                first.client_names, first.client_sizes, strict=True
+            )),
+            "repetitions": [{"division": one.division, "seed": one.seed} for one in self.method.fits],
+            "arguments": first.arguments, "settings": first.settings, "configuration": first.configuration,
+            "server_saw": _seen(first), "versions": first.versions, "sha256": dict(digests),
+        }  # fmt: skip
+
+
+@checked(records=FILLED)
+def audit(
+    records: Sequence[FitRecord],
+    limits: Mapping[str, float],
+    *,
+    method: str | None = None,
+    metric: str | None = None,
+    strict: bool = False,
+) -> Audit:
+    """Looks whether the clients' values at the end of fits keep limits.
+
+    Args:
+        records: fits of the method with several seeds or divisions, and for the limit ``alone`` those of clients that
+            train alone, as :func:`fl_lightning.compare` makes them.
+        limits: bounds by name. ``mean``, ``worst_10`` (the mean over the worst tenth) and ``client`` (each of them)
+            bound the metric from its bad side; ``gap`` bounds the size of each client's values of every metric of a gap
+            between groups; ``alone`` bounds what a client may lose by not training alone; ``clients`` is the least
+            number of clients with a value.
+        method: which method is audited, where there are records of several.
+        metric: whose values count; by default the first where large values are good, or else the first.
+        strict: a number on the wrong side breaks its limit, even if that may be chance.
+
+    Returns:
+        What was found.
+
+    Raises:
+        ValueError: a limit is unknown or cannot be looked at, a name is, or one run has to tell what is chance.
+    """
+    if not limits:
+        raise ValueError(f"limits must hold one limit or more, of {', '.join(LIMITS)}, found none")
+    for name in limits:
+        if name not in LIMITS:
+            raise ValueError(f"limits must be of {', '.join(LIMITS)}, found {name!r}{nearest(name, LIMITS)}")
+    methods = {one.label: one for one in by_method(records)}
+    named = [label for label, one in methods.items() if not one.is_bound]
+    if (method is None and len(named) != 1) or (method is not None and method not in named):
+        raise ValueError(f"method must be one of {', '.join(named) or 'the methods, of which there is no record'}, "
+                         f"found {method!r}{nearest(method or '', named)}")  # fmt: skip
+    audited = methods[named[0] if method is None else method]
+    if len(audited.fits) < 2 and not strict:
+        raise ValueError(
+            f"there must be two runs of {audited.label} or more to tell what is chance, found 1: train it with other "
+            "seeds, or take every number as it is (strict)"
+        )
+    tested = audited.first.last_values("test") is not None
+    val, test = (None, metric) if tested else (metric, None)
+    measure = measure_of(audited.first, several_rates=False, metric=val, test_metric=test, select="mean")
+    alone = next((one for one in methods.values() if one.is_bound and one.first.method == LOCAL), None)
+    return Audit(audited, alone, measure, findings(limits, audited, alone, measure), strict)
+
+
+def _seen(record: FitRecord) -> dict[str, Any]:
+    """What the server saw of clients, as far as the record says it."""
+    found = {name: value for name in _SEEN if (value := record.settings.get(name)) not in (None, "", [])}
+    return {**found, "reads": READS[found["reads"]]} if "reads" in found else found
+
+
+def _valued(record: FitRecord, measure: Measure) -> set[int]:
+    found = record.last_values(measure.reported_on)
+    columns = [] if found is None else [zip(found.client_ids, values, strict=True) for values in found.values.values()]
+    return {client for column in columns for client, value in column if value is not None}
+
+
+def _ends(found: Interval | None) -> dict[str, float | None] | None:
+    if found is None:
+        return None
+    return {"value": found.middle, "half_width": found.half if isfinite(found.half) else None}
+
+
+def _interval_words(found: Interval | None) -> str:
+    if found is None:
+        return "-"
+    return number(found.middle) + (f" ± {number(found.half)}" if isfinite(found.half) else "")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

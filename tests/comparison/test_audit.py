@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits on real fits: a planted fault is found and named, and an honest fit passes."""
+
+import hashlib
+import json
+from dataclasses import replace
+
+import lightning as L
+import pytest
+import torch
+from made_records import NAMES, record
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import BinaryAccuracy
+
+import fl_lightning as fl
+from fl_lightning.__main__ import main
+
+SITES = ("Aachen", "Bari", "Cork", "Delft", "Espoo", "Faro")
+LIMITS = {"mean": 0.85, "worst_10": 0.8, "client": 0.75, "gap": 0.3, "clients": 6}
+
+
+class Screening(L.LightningModule):
+    """A linear model of two groups of people."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(9, 1)
+        self.accuracy, self.gap = BinaryAccuracy(), fl.metrics.ByGroup(BinaryAccuracy(), num_groups=2)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch[:2]
+        return F.binary_cross_entropy_with_logits(self.net(x).squeeze(1), y.float())
+
+    def test_step(self, batch, batch_idx):
+        x, y = batch[:2]
+        predictions, groups = (self.net(x).squeeze(1) > 0).long(), (x[:, 8] > 0).long()
+        self.accuracy.update(predictions, y)
+        self.gap.update(predictions, y, groups=groups)
+        self.log("test_acc", self.accuracy)
+        self.log("test_group_gap", self.gap)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+class Sites(L.LightningDataModule):
+    """Six sites with 60 people each to train, and as many to test; one fault is planted."""
+
+    def __init__(self, plant, number):
+        super().__init__()
+        self.plant, self.number = plant, number
+
+    def setup(self, stage=None):
+        dice = torch.Generator().manual_seed(self.number)
+        rule = torch.randn(8, generator=dice)
+        self.parts = {"train": [], "test": []}
+        for site, part in [(site, part) for site in range(len(SITES)) for part in self.parts]:
+            x = torch.randn(60, 9, generator=dice)
+            x[:, 8] = (torch.arange(60) % 2) * 2.0 - 1
+            y = ((x[:, :8] + 0.2 * torch.randn(60, 8, generator=dice)) @ rule > 0).long()
+            planted, site_id = site == 2, torch.full((60,), site)
+            if self.plant == "at chance" and planted:
+                y = torch.randint(2, (60,), generator=dice)
+            if self.plant == "swapped labels" and planted:
+                y = 1 - y
+            if self.plant == "a group ignored" and part == "test":
+                y = torch.where((x[:, 8] > 0) & planted, 1 - y, y)
+            if not (self.plant == "a site dropped" and planted):
+                self.parts[part].append((x, y, site_id))
+
+    def _loader(self, part):
+        data = TensorDataset(*map(torch.cat, zip(*self.parts[part], strict=True)))
+        return DataLoader(data, batch_size=20, shuffle=part == "train")
+
+    def train_dataloader(self):
+        return self._loader("train")
+
+    def test_dataloader(self):
+        return self._loader("test")
+
+
+def trained(plant, number=0, seeds=3):
+    """The records of fits with several seeds."""
+    found = []
+    for seed in range(seeds):
+        keys = fl.data.ByKey(lambda people: [SITES[site] for site in people.tensors[2]])
+        data, recorder = fl.FederatedDataModule(Sites(plant, number), keys), fl.callbacks.FitRecorder()
+        strategy = fl.FederatedStrategy(fl.algorithms.FedAvg(), seed=100 * number + seed)
+        L.seed_everything(100 * number + seed, verbose=False)
+        trainer = L.Trainer(
+            max_epochs=4, accelerator="cpu", strategy=strategy, callbacks=[recorder], logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        model = Screening()
+        trainer.fit(model, data)
+        trainer.test(model, data, verbose=False)
+        found.append(recorder.record)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("plant", "limits", "who"),
+    [
+        ("nothing", set(), set()),
+        ("at chance", {"client"}, {"Cork"}),
+        ("swapped labels", {"client"}, {"Cork"}),
+        ("a group ignored", {"gap"}, {"Cork"}),
+        ("a site dropped", {"clients"}, {"clients"}),
+    ],
+)
+def test_planted_faults_are_found_and_named(plant, limits, who):
+    found = fl.audit(trained(plant), LIMITS)
+    assert found.passed == (plant == "nothing")
+    assert limits <= {one.limit for one in found.broken}
+    assert (
+        who
+        <= {one.who for one in found.broken}
+        <= {*who, "the mean over the clients", "the worst tenth of the clients"}
+    )
+
+
+def made(method, values, metric="test_acc", mode="max", seeds=3, noise=0.01, names=NAMES):
+    """Fits whose clients' values differ by a little from seed to seed."""
+    return [
+        replace(
+            record({metric: [value and value + noise * seed for value in values]}, mode, names=names), method=method,
+            seed=seed, is_bound=method == "local only",
+        )
+        for seed in range(seeds)
+    ]  # fmt: skip
+
+
+def test_only_what_is_beyond_chance_breaks_a_limit_unless_strict():
+    runs = made("FedAvg", (0.9, 0.9, 0.9, 0.685), noise=0.01)
+    found = fl.audit(runs, {"client": 0.7})
+    assert found.passed
+    assert "within chance:\n  Dundee: test_acc 0.695" in str(found)
+    strict = fl.audit(runs, {"client": 0.7}, strict=True)
+    assert [one.who for one in strict.broken] == ["Dundee"]
+    assert str(strict).startswith("failed: FedAvg, 3 seeds, breaks client:\n  Dundee: test_acc 0.695 (")
+    assert not fl.audit(made("FedAvg", (0.9, 0.9, 0.9, 0.5)), {"client": 0.7}).passed
+
+
+@pytest.mark.parametrize(("bound", "passed"), [(0.0, False), (0.2, True)])
+def test_nobody_may_lose_more_than_a_limit_by_not_training_alone(bound, passed):
+    runs = made("FedLF", (0.9, 0.9, 0.9, 0.6)) + made("local only", (0.8, 0.8, 0.8, 0.7))
+    found = fl.audit(runs, {"alone": bound})
+    assert found.passed == passed
+    assert [one.who for one in found.broken] == ["Dundee"] * (not passed)
+
+
+def test_a_client_without_a_value_breaks_limits_for_each_client_and_is_named():
+    runs = made("FedLF", (0.9, 0.9, 0.9, None)) + made("local only", (0.8, 0.8, 0.8, 0.8))
+    found = fl.audit(runs, {"client": 0.5, "alone": 0.5, "clients": 3})
+    assert [(one.limit, one.who, one.number) for one in found.broken] == [
+        ("client", "Dundee", "no value"), ("alone", "Dundee", "no value"),
+    ]  # fmt: skip
+    assert str(found).endswith("Never evaluated: Dundee.")
+
+
+def test_small_values_may_be_good_and_gaps_count_by_size():
+    losses = made("FedAvg", (0.1, 0.2, 0.3, 0.9), "test_loss", "min")
+    assert [one.who for one in fl.audit(losses, {"client": 0.5}).broken] == ["Dundee"]
+    gaps = made("FedAvg", (0.1, -0.1, 0.0, -0.4), "test_gap", "abs")
+    assert [one.who for one in fl.audit(gaps, {"client": 0.3}).broken] == ["Dundee"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "options", "words"),
+    [
+        ({}, {}, "limits must hold one limit or more, of mean, worst_10, client, gap, alone, clients, found none"),
+        ({"worst10": 0.5}, {}, "found 'worst10': did you mean 'worst_10'"),
+        ({"gap": 0.5}, {}, "gap needs a metric of a gap between groups, such as val_parity_gap, found test_acc"),
+        ({"alone": 0}, {}, "alone needs records in which every client trains alone"),
+        ({"mean": 0.5}, {"method": "FedVA"}, "method must be one of FedAvg, found 'FedVA'"),
+        ({"mean": 0.5}, {"metric": "test_auc"}, "found 'test_auc'"),
+    ],
+)
+def test_what_cannot_be_audited_is_named(limits, options, words):
+    with pytest.raises(ValueError, match=words):
+        fl.audit(made("FedAvg", (0.9,) * 4), limits, **options)
+
+
+def test_one_run_and_clients_that_do_not_last_are_refused_by_name():
+    with pytest.raises(ValueError, match="there must be two runs of FedAvg or more to tell what is chance, found 1"):
+        fl.audit(made("FedAvg", (0.9,) * 4, seeds=1), {"mean": 0.5})
+    assert fl.audit(made("FedAvg", (0.9,) * 4, seeds=1), {"mean": 0.5}, strict=True).passed
+    runs = made("FedAvg", (0.9,) * 4, names=("0", "1", "2", "3"))
+    other = [replace(run, division=k) for k, run in enumerate(runs)]
+    with pytest.raises(ValueError, match="client looks at clients one by one, and other divisions"):
+        fl.audit(other, {"client": 0.5})
+    assert fl.audit(other, {"mean": 0.5}).passed
+
+
+def test_the_command_reads_files_and_writes_a_card(tmp_path, capsys):
+    pytest.importorskip("jinja2")
+    files = []
+    for run in made("FedAvg", (0.9, 0.9, 0.9, 0.5)) + made("local only", (0.8, 0.8, 0.8, 0.8)):
+        files.append(tmp_path / f"{run.method}-{run.seed}.json")
+        settings = {"reads": "sums", "clients_also_send": [], "guard": "NormBound(1.0)", "epsilon": 3.5}
+        files[-1].write_text(fl.report.record_to_json(replace(run, settings=settings)))
+    weights, card = tmp_path / "model.ckpt", tmp_path / "card.html"
+    weights.write_bytes(b"weights")
+    command = ["audit", *map(str, files), "--card", str(card), "--weights", str(weights)]
+    assert main([*command, "--limit", "client=0.7", "--limit", "alone=0"]) == 1
+    printed = capsys.readouterr().out
+    assert "failed: FedAvg, 3 seeds, breaks client, alone beyond chance:\n  Dundee: test_acc 0.510" in printed
+    found = json.loads(card.with_suffix(".json").read_text())
+    assert not found["passed"]
+    assert found["sha256"][str(weights)] == hashlib.sha256(b"weights").hexdigest()
+    assert found["gains"]["Dundee"]["advice"] == "worse off"
+    assert found["server_saw"]["epsilon"] == 3.5
+    page = card.read_text()
+    for words in (
+        "Audit of FedAvg: failed",
+        "sums of the updates alone",
+        "NormBound(1.0)",
+        "worse off",
+        "<td><bdi>broken",
+    ):
+        assert words in page
+    assert main([*command, "--limit", "client=0.4"]) == 0
+    assert main([*command, "--limit", "client"]) == 2
+    assert "--limit must be NAME=NUMBER, such as worst_10=0.6, found 'client'" in capsys.readouterr().err
+
+
+def test_the_command_takes_the_picked_runs_of_a_comparison(tmp_path, capsys):
+    assert main(["audit", str(tmp_path), "--limit", "mean=0.5"]) == 2
+    assert "the folder of a finished comparison" in capsys.readouterr().err
