@@ -7,7 +7,6 @@
 
 #include <cstdint>
 
-#include "../ops.h"
 #include "kernels/rows.h"
 
 #if defined(__linux__)
@@ -15,9 +14,6 @@
 #endif
 
 namespace fl_lightning::cpu {
-
-// An output with its input this large is not wanted in the cache.
-inline constexpr std::int64_t kStreamBytes = std::int64_t{1} << 25;
 
 inline bool beyond_cache(const Matrix& rows) {
   return (rows.rows + 1) * rows.columns * size_of(rows.dtype) >= kStreamBytes;

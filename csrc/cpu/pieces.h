@@ -6,23 +6,23 @@
 #include <cstdint>
 #include <vector>
 
-#include "../ops.h"
 #include "kernels/arguments.h"
 
 namespace fl_lightning::cpu {
 
-// Columns of a task: about 128K elements, whole blocks.
+// Columns of a task: about kTaskNumbers numbers, whole blocks.
 inline std::int64_t task_columns(std::int64_t rows) {
-  const std::int64_t blocks = (std::int64_t{1} << 17) / kBlockColumns / std::max<std::int64_t>(rows, 1);
+  const std::int64_t blocks = kTaskNumbers / kBlockColumns / std::max<std::int64_t>(rows, 1);
   return kBlockColumns * std::max<std::int64_t>(blocks, 1);
 }
 
-// Columns of a task of sums: of the nodes of the tree, which are 2^k slices, the least that has about 128K elements and
-// of which there are at most 128, because each leaves parts of the sums. Results do not depend on it.
+// Columns of a task of sums: of the nodes of the tree, which are 2^k slices, the least that has about kTaskNumbers
+// numbers and of which there are at most kMostParts, because each leaves parts of the sums. Results do not depend on
+// it.
 inline std::int64_t node_columns(const Layers& layers, std::int64_t rows) {
-  constexpr std::int64_t elements = std::int64_t{1} << 17, most = 128;
   const std::int64_t columns = layers.offsets[layers.count];
-  const std::int64_t least = std::max(elements / std::max<std::int64_t>(rows, 1), (columns + most - 1) / most);
+  const std::int64_t least =
+      std::max(kTaskNumbers / std::max<std::int64_t>(rows, 1), (columns + kMostParts - 1) / kMostParts);
   std::int64_t width = layers.slice;
   while (width < least) width *= 2;
   return width;

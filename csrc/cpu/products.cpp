@@ -31,16 +31,16 @@ struct Job {
 }  // namespace
 
 std::int64_t panel_columns(const Products& problem) {
-  constexpr std::int64_t elements = 96 * 1024;  // 384 KiB: the lesser part of a second-level cache
-  constexpr std::int64_t least = 384, most = 3072;
+  const auto fitting = [](std::int64_t numbers, std::int64_t rows, std::int64_t most) {
+    return std::clamp(numbers / rows / kPanelStep * kPanelStep, kPanelStep, most);
+  };
   if (problem.passing()) {
-    constexpr std::int64_t strips = 30 * 1024 / 4;  // most of a first-level cache, in float32 numbers
-    return std::clamp(strips / std::min(problem.rows.rows, problem.others.rows) / least * least, least, 4 * least);
+    return fitting(kStripNumbers, std::min(problem.rows.rows, problem.others.rows), kStripMost);
   }
-  if (problem.many()) return 2 * least;
+  if (problem.many()) return kManyColumns;
   // With few others each row is read once, and need not stay in the cache.
   const std::int64_t staying = !problem.symmetric && problem.others.rows <= 3 ? problem.others.rows : all_rows(problem);
-  return std::clamp(elements / staying / least * least, least, most);
+  return fitting(kPanelNumbers, staying, kPanelMost);
 }
 
 void layer_products(const Products& problem, Layers layers, double* out, ParallelFor parallel) {

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "../ops.h"
+#include "../tiles.h"
 
 #define FL_KERNEL "project_conflicts_kernel.h"
 #include "kernels/every_isa.h"
 
 namespace fl_lightning::cpu {
 namespace {
-
-constexpr std::int64_t kTaskProducts = std::int64_t{1} << 20;  // a fraction of a millisecond
 
 // Tasks are stretches of rows of [batch, m]: each update is projected by itself.
 struct Job {

@@ -8,11 +8,6 @@
 namespace fl_lightning::cpu {
 namespace {
 
-constexpr std::int64_t kPanelBytes = 1 << 17;   // a panel stays in the second-level cache
-constexpr std::int64_t kTaskColumns = 1 << 13;  // of one task
-constexpr std::int64_t kLeastWidth = 32;        // a multiple of the kernel's lanes
-constexpr std::int64_t kMostWidth = 1 << 10;
-
 struct Work {
   TrimmedMean problem;
   std::int64_t width;
@@ -56,7 +51,7 @@ void run(std::int64_t task, void* context) {
   const Matrix& rows = work.problem.rows;
   const std::int64_t size = std::max<std::int64_t>(size_of(rows.dtype), 4);
   void* memory = scratch.reserve(rows.rows * work.width * size);
-  const std::int64_t begin = task * kTaskColumns, end = std::min(begin + kTaskColumns, rows.columns);
+  const std::int64_t begin = task * kTrimTask, end = std::min(begin + kTrimTask, rows.columns);
   FL_DISPATCH(trimmed_means(work.problem, begin, end, work.width, memory));
 }
 
@@ -65,11 +60,11 @@ void run(std::int64_t task, void* context) {
 void trimmed_mean(Matrix rows, std::int64_t trim, void* out, ParallelFor parallel) {
   const std::vector<Exchange> network = trimming_network(rows.rows, trim);
   const std::int64_t size = std::max<std::int64_t>(size_of(rows.dtype), 4);
-  const std::int64_t fitting = std::clamp(kPanelBytes / (rows.rows * size), kLeastWidth, kMostWidth);
+  const std::int64_t fitting = std::clamp<std::int64_t>(kTrimPanelBytes / (rows.rows * size), kTrimLanes, kTrimMost);
   // Odd: rows that begin a large power of two apart share few sets of the first-level cache.
-  const std::int64_t widths = (fitting / kLeastWidth - 1) | 1;
-  Work work{{rows, trim, network.data(), static_cast<std::int64_t>(network.size()), out}, widths * kLeastWidth};
-  parallel((rows.columns + kTaskColumns - 1) / kTaskColumns, &run, &work);
+  const std::int64_t widths = (fitting / kTrimLanes - 1) | 1;
+  Work work{{rows, trim, network.data(), static_cast<std::int64_t>(network.size()), out}, widths * kTrimLanes};
+  parallel((rows.columns + kTrimTask - 1) / kTrimTask, &run, &work);
 }
 
 }  // namespace fl_lightning::cpu

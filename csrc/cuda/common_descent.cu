@@ -132,7 +132,7 @@ struct Problem {
 
 // One block per matrix.
 template <bool kShared>
-__global__ void __launch_bounds__(kMostThreads, 1)
+__global__ void __launch_bounds__(kSearchThreads, 1)
     descend(const Descent descent, const double* grams, const double* scales, int k, double* rooms, double* numbers,
             double* coeffs, bool* solved, bool* fairs) {
   const std::int64_t matrix = blockIdx.x;

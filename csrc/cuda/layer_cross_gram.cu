@@ -13,11 +13,11 @@ void layer_cross_gram(Matrix rows, Matrix others, Layers layers, double* gram, C
   const LayerTable table = make_table(kOp, layers, product_shift(layers, std::max(rows.rows, others.rows)), context);
   const std::int64_t items = item_count(table, rows.columns);
   double* partial = scratch<double>(context, rows.rows * others.rows * items);
-  // Fewer float32 rows than 17 are multiplied as they are: small whole numbers exactly, others to one digit more.
-  const bool exact = rows.dtype == DType::f32 && std::max(rows.rows, others.rows) < 17;
+  // Few float32 rows are multiplied as they are: small whole numbers exactly, others to one digit more.
+  const bool exact = rows.dtype == DType::f32 && std::max(rows.rows, others.rows) < kLeastWgmma;
   if (!exact && suits_wgmma<false>(rows, others, 1)) {
     wgmma_products<false>(kOp, rows, others, table, items, partial, context);
-  } else if (std::max(rows.rows, others.rows) > kTile && suits_mma(rows, others, kTile / 2 + 1)) {
+  } else if (std::max(rows.rows, others.rows) >= kLeastMma && suits_mma(rows, others, kLeastMma16)) {
     mma_products<false>(kOp, rows, others, table, items, partial, context);
   } else {
     tiled_products<false>(kOp, rows, others, table, items, partial, context);

@@ -8,7 +8,7 @@ constexpr const char* kOp = "min_norm";
 
 // One block per matrix.
 template <bool kShared>
-__global__ void __launch_bounds__(kMostThreads, 1)
+__global__ void __launch_bounds__(kSearchThreads, 1)
     solve(const double* grams, int k, double* scaled, double* numbers, double* lams, double* gaps) {
   const std::int64_t matrix = blockIdx.x;
   const double* gram = grams + matrix * k * k;

@@ -5,8 +5,7 @@ namespace fl_lightning::cuda {
 namespace {
 
 constexpr const char* kOp = "project_conflicts";
-constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-constexpr std::int64_t kSharedRows = 256;  // up to here a row's products lie in shared memory
+constexpr int kWarps = kProjectThreads / kWarp;
 
 // Of one matrix.
 __host__ __device__ inline std::int64_t blocks_of(std::int64_t m) { return (m + kWarps - 1) / kWarps; }
@@ -44,15 +43,16 @@ __device__ inline void project(const double* gram, int m, const std::int64_t* or
 
 // One warp per row, which depends on no other: a matrix has as many blocks as its rows take.
 template <bool kShared>
-__global__ void __launch_bounds__(kThreads, 4) project_all(const double* grams, int m, const std::int64_t* order,
-                                                           const bool* keep, double* coeffs, double* scratch) {
+__global__ void __launch_bounds__(kProjectThreads, kProjectBlocks)
+    project_all(const double* grams, int m, const std::int64_t* order, const bool* keep, double* coeffs,
+                double* scratch) {
   const std::int64_t blocks = blocks_of(m), matrix = blockIdx.x / blocks * m * m;
   const int warp = threadIdx.x / kWarp;
   const int i = static_cast<int>(blockIdx.x % blocks) * kWarps + warp;
   if (i >= m) return;
   double* coeff = coeffs + matrix + std::int64_t{i} * m;
   if constexpr (kShared) {
-    SHARED(double, products, kWarps* kSharedRows);
+    SHARED(double, products, kWarps* kProjectRows);
     project(grams + matrix, m, order, keep[i], i, products + warp * m, coeff);
   } else {
     project(grams + matrix, m, order, keep[i], i, scratch + matrix + std::int64_t{i} * m, coeff);
@@ -63,9 +63,9 @@ __global__ void __launch_bounds__(kThreads, 4) project_all(const double* grams, 
 
 void project_conflicts(const double* gram, std::int64_t batch, std::int64_t m, const std::int64_t* order,
                        const bool* keep, double* coeff, Context context) {
-  const bool small = m <= kSharedRows;
+  const bool small = m <= kProjectRows;
   double* products = small ? nullptr : scratch<double>(context, batch * m * m);
-  launch(kOp, small ? project_all<true> : project_all<false>, batch * blocks_of(m), kThreads, context, gram,
+  launch(kOp, small ? project_all<true> : project_all<false>, batch * blocks_of(m), kProjectThreads, context, gram,
          static_cast<int>(m), order, keep, coeff, products);
 }
 

@@ -7,18 +7,11 @@ namespace fl_lightning::cuda {
 namespace {
 
 constexpr const char* kOp = "puc_track";
-constexpr int kThreads = 256, kWarps = kThreads / kWarp, kTogether = 2;  // neighbouring spans of a warp
-constexpr int kWords = (1 << kLargestShift) / 32;
+constexpr int kWarps = kTrackThreads / kWarp;
 template <class T>
 constexpr int kSpan = kWarp * kRun<T>;  // columns of a warp, a run per lane
 template <class T>
 constexpr int kLanes = 32 / kRun<T>;  // that have the columns of one keep word
-// Pairs of spans that are on their way at once, where a chunk is of one layer.
-template <class T>
-constexpr int kSteps = sizeof(T) == 2 ? 1 : 2;
-
-template <class Count>
-constexpr int kBlocks = sizeof(Count) == 4 ? 4 : 5;  // that a multiprocessor is to hold
 
 struct Bounds {
   std::int32_t threshold, participations;
@@ -55,12 +48,12 @@ __device__ inline unsigned keep_word(unsigned bits, int lane) {
 // spans, and of the warp's next pairs.
 template <class T, class Count>
 struct Columns {
-  static constexpr int kSpans = kTogether * kSteps<T>;
+  static constexpr int kSpans = kTrackSpans * track_steps(sizeof(T));
   Run<T> x[kSpans];
   Count counts[kSpans][kRun<T>];
 
   __device__ static int place(int span, int k) {
-    return (span + k / kTogether * kWarps * kTogether + k % kTogether) * kSpan<T> + threadIdx.x % kWarp * kRun<T>;
+    return (span + k / kTrackSpans * kWarps * kTrackSpans + k % kTrackSpans) * kSpan<T> + threadIdx.x % kWarp * kRun<T>;
   }
   __device__ void load(const T* row, const Count* from, int span, int size) {
 #pragma unroll
@@ -90,9 +83,9 @@ __device__ inline double track_part(const T* row, Count* counts, const Bounds& b
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int width = vector_width(row, 0, 0), count_width = vector_width<Count>(counts, 0, 0);
   double total = 0.0;
-  for (int span = from / kSpan<T> + warp * kTogether; span * kSpan<T> < to; span += kWarps * kTogether) {
+  for (int span = from / kSpan<T> + warp * kTrackSpans; span * kSpan<T> < to; span += kWarps * kTrackSpans) {
 #pragma unroll 1
-    for (int k = 0; k < kTogether; ++k) {
+    for (int k = 0; k < kTrackSpans; ++k) {
       const int first = (span + k) * kSpan<T> + lane * kRun<T>;
       Run<T> x[1];
       Count own[kRun<T>];
@@ -113,13 +106,13 @@ __device__ inline double track_part(const T* row, Count* counts, const Bounds& b
 // have the same bits wherever the row lies. A keep word may belong to several layers: the block takes its layers one
 // after the other and puts their bits together in shared memory.
 template <class T, class Count>
-__global__ void __launch_bounds__(kThreads, kBlocks<Count>)
+__global__ void __launch_bounds__(kTrackThreads, track_blocks(sizeof(Count)))
     track(const T* row, Count* counts, const Bounds bounds, const __grid_constant__ LayerTable table,
           std::int64_t columns, std::int32_t* keep, double* partial) {
   const std::int64_t chunk = blockIdx.x, start = chunk << table.shift, left = columns - start;
   const int size = static_cast<int>(left < (1 << table.shift) ? left : 1 << table.shift);
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  SHARED(unsigned, words, kWords);
+  SHARED(unsigned, words, (1 << kLargestShift) / 32);
   SHARED(double, sums, kWarps);
   const auto leave = [&](double total, std::int64_t layer) {
     total = warp_sum(total);
@@ -135,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Count>)
   constexpr int kCountBytes = kRun<T> * sizeof(Count) < 16 ? kRun<T> * sizeof(Count) : 16;
   const bool whole = size == 1 << table.shift && vector_width(row, 0, start) == 16 &&
                      vector_width<Count>(counts, 0, start) >= kCountBytes;
-  int span = warp * kTogether;
+  int span = warp * kTrackSpans;
   Columns<T, Count> own;
   if (whole) own.load(row + start, counts + start, span, size);  // on their way while the block looks for its layer
   std::int64_t layer = table.last_at_most(start, [&](std::int64_t l) { return table.offset(l); });
@@ -149,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Count>)
     }
     return leave(total, layer);
   }
-  for (int w = threadIdx.x; w * 32 < size; w += kThreads) words[w] = 0;
+  for (int w = threadIdx.x; w * 32 < size; w += kTrackThreads) words[w] = 0;
   __syncthreads();
   for (; layer < table.count && table.offset(layer) < start + size; ++layer) {
     const std::int64_t begin = table.offset(layer) - start, end = table.offset(layer + 1) - start;
@@ -158,13 +151,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Count>)
     leave(track_part(row + start, counts + start, bounds, from, to, +words), layer);
     __syncthreads();
   }
-  for (int w = threadIdx.x; w * 32 < size; w += kThreads) {
+  for (int w = threadIdx.x; w * 32 < size; w += kTrackThreads) {
     keep[start / 32 + w] = static_cast<std::int32_t>(static_cast<unsigned>(words[w]));
   }
 }
 
 // One warp per layer.
-__global__ void __launch_bounds__(kSumThreads, 8)
+__global__ void __launch_bounds__(kSumThreads, kSumBlocks)
     sum_norms(const double* partial, const __grid_constant__ LayerTable table, double* norms) {
   const std::int64_t layer = std::int64_t{blockIdx.x} * (kSumThreads / kWarp) + threadIdx.x / kWarp;
   if (layer >= table.count) return;
@@ -186,7 +179,7 @@ void puc_track(Matrix row, void* counts, CountType type, std::int64_t threshold,
     using T = decltype(zero);
     const auto run = [&](auto* own) {
       using Count = std::remove_pointer_t<decltype(own)>;
-      launch(kOp, track<T, Count>, chunks, kThreads, context, static_cast<const T*>(row.data), own, bounds, table,
+      launch(kOp, track<T, Count>, chunks, kTrackThreads, context, static_cast<const T*>(row.data), own, bounds, table,
              row.columns, keep, partial);
     };
     if (type == CountType::u8) return run(static_cast<std::uint8_t*>(counts));

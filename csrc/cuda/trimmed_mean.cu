@@ -5,12 +5,10 @@ namespace fl_lightning::cuda {
 namespace {
 
 constexpr const char* kOp = "trimmed_mean";
-constexpr int kFewThreads = 128, kThreads = 256;
-constexpr int kBytes = 48 << 10;  // of shared memory that a block may declare
 template <class T>
 using Compared = std::conditional_t<std::is_same_v<T, double>, double, float>;
 template <class T>
-constexpr int kNumbers = kBytes / sizeof(Compared<T>);  // in shared memory
+constexpr int kNumbers = kDeclaredShared / sizeof(Compared<T>);  // in shared memory
 
 // Batcher's network has stages, for p = 1, 2, 4, ... below the number of rows, and k = p, p/2, ..., 1. In each, the row
 // at `low` meets the row k behind it, or nobody. p is 2^log_p, k is 2^log_k.
@@ -164,11 +162,11 @@ __device__ inline void trim_run(const T* rows, std::int64_t stride, int m, std::
 // One thread per kBytes of neighbouring columns of up to kRows rows; those that are missing are infinite, and end up
 // last.
 template <class T, int kRows, int kBytes>
-__global__ void __launch_bounds__(kFewThreads)
+__global__ void __launch_bounds__(kTrimFewThreads)
     trim_few(const T* rows, std::int64_t stride, int m, std::int64_t columns, int cut, T* out) {
   constexpr int kCount = Run<T, kBytes>::kCount;
   const std::int64_t first = aligned_start(rows, 0);
-  const std::int64_t column = first + (std::int64_t{blockIdx.x} * kFewThreads + threadIdx.x) * kCount;
+  const std::int64_t column = first + (std::int64_t{blockIdx.x} * kTrimFewThreads + threadIdx.x) * kCount;
   if (column >= columns || column + kCount <= 0) return;
   if constexpr (kCount == 1 || (sizeof(T) == 2 && !kComparesPairs)) {
 #pragma unroll 1
@@ -184,13 +182,13 @@ __global__ void __launch_bounds__(kFewThreads)
 // A block sorts 2^shift columns in shared memory; the exchanges of one stage do not touch each other. Then one thread
 // per column adds up the middle in order.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kTrimThreads)
     trim(const T* rows, std::int64_t stride, int m, std::int64_t columns, int cut, int shift, T* out) {
   using Real = Compared<T>;
   SHARED(Real, x, kNumbers<T>);
   const int lanes = 1 << shift;
   const std::int64_t first = std::int64_t{blockIdx.x} << shift;
-  for (int i = threadIdx.x; i < m << shift; i += kThreads) {
+  for (int i = threadIdx.x; i < m << shift; i += kTrimThreads) {
     const std::int64_t column = first + (i & (lanes - 1));
     x[i] = column < columns ? widen<Real>(rows[(i >> shift) * stride + column]) : Real{0};
   }
@@ -198,7 +196,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int log_p = 0; 1 << log_p < m; ++log_p) {
     for (int log_k = log_p; log_k >= 0; --log_k) {
       const int apart = 1 << (log_k + shift);
-      for (int i = threadIdx.x; i < (m << shift) - apart; i += kThreads) {
+      for (int i = threadIdx.x; i < (m << shift) - apart; i += kTrimThreads) {
         if (!meets(i >> shift, log_p, log_k)) continue;
         const Real a = x[i], b = x[i + apart];
         x[i] = a < b ? a : b;  // of a NaN and another number none is lost
@@ -207,7 +205,7 @@ __global__ void __launch_bounds__(kThreads)
       __syncthreads();
     }
   }
-  for (int lane = threadIdx.x; lane < lanes && first + lane < columns; lane += kThreads) {
+  for (int lane = threadIdx.x; lane < lanes && first + lane < columns; lane += kTrimThreads) {
     double sum = 0;
     for (int r = 0; r < m; ++r) {
       const Real value = x[(r << shift) + lane];
@@ -217,23 +215,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class T, int kRows>
-constexpr int kColumnBytes = sizeof(T) == 8 ? 8
-                             : kRows <= 16  ? 16
-                             : kRows <= 32  ? 8
-                                            : 4;
-
+// For matrices of up to kRows rows.
 template <class T, int kRows>
 void launch_few(Matrix rows, int cut, T* out, const Context& context) {
-  constexpr std::int64_t kColumns = kFewThreads * kColumnBytes<T, kRows> / sizeof(T);  // of a block
-  launch(kOp, trim_few<T, kRows, kColumnBytes<T, kRows>>, (rows.columns + kRun<T> - 2) / kColumns + 1, kFewThreads,
-         context, static_cast<const T*>(rows.data), rows.stride, static_cast<int>(rows.rows), rows.columns, cut, out);
-}
-
-// The first of these numbers of rows that is at least that of the matrix; false: none is.
-template <class T, int... kRows>
-bool launch_least(Matrix rows, int cut, T* out, const Context& context) {
-  return ((rows.rows <= kRows ? (launch_few<T, kRows>(rows, cut, out, context), true) : false) || ...);
+  constexpr int kBytes = trim_bytes(sizeof(T), kRows);
+  constexpr std::int64_t kColumns = kTrimFewThreads * kBytes / sizeof(T);  // of a block
+  launch(kOp, trim_few<T, kRows, kBytes>, (rows.columns + kRun<T> - 2) / kColumns + 1, kTrimFewThreads, context,
+         static_cast<const T*>(rows.data), rows.stride, static_cast<int>(rows.rows), rows.columns, cut, out);
 }
 
 }  // namespace
@@ -248,14 +236,11 @@ void trimmed_mean(Matrix rows, std::int64_t cut_rows, void* out_data, Context co
     T* const out = static_cast<T*>(out_data);
     const int m = static_cast<int>(rows.rows), cut = static_cast<int>(cut_rows);
     if (rows.columns == 0) return;
-    if constexpr (sizeof(T) == 8) {
-      if (launch_least<T, 10, 16, 32, 48>(rows, cut, out, context)) return;
-    } else {
-      if (launch_least<T, 4, 10, 16, 24, 32, 40, 64, 100, 128>(rows, cut, out, context)) return;
-    }
+    const auto few = [&](auto most) { launch_few<T, most>(rows, cut, out, context); };
+    if (with_least(m, std::conditional_t<sizeof(T) == 8, WideTrimSizes, TrimSizes>{}, few)) return;
     int shift = 5;
     while (m << shift > kNumbers<T>) --shift;
-    launch(kOp, trim<T>, ((rows.columns - 1) >> shift) + 1, kThreads, context, static_cast<const T*>(rows.data),
+    launch(kOp, trim<T>, ((rows.columns - 1) >> shift) + 1, kTrimThreads, context, static_cast<const T*>(rows.data),
            rows.stride, m, rows.columns, cut, shift, out);
   });
 }

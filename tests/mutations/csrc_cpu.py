@@ -93,7 +93,7 @@ MUTATIONS = [
     track("a negative bound keeps zeros", "«p.high < least ? 0u : →»~0u"),
     track("words of a layer's edge are not begun anew", "«if (bit == 0) p.keep[column / 32] = 0;→»"),
     trimmed("of a number and NaN one is lost", "store(high + lane, «a < b ? b : a→b < a ? a : b»)"),
-    trimmed("the last lanes stay unsorted", "lane < kLanes«→ - width»; lane += width"),
+    trimmed("the last lanes stay unsorted", "lane < kTrimLanes«→ - width»; lane += width"),
     descend("the upper median", "(last - room« - 1→») / 2"),
     descend("lengths of 0 count for the median", "return x «!→>»= 0.0; });\n  if (last"),
     descend("the mean length is over all rows", "mean /= «static_cast<double>(count)→descent.online»"),

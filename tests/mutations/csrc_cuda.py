@@ -46,7 +46,7 @@ BARRIER, WARP_BARRIER = "__syncthreads();", "__syncwarp();"
 MUTATIONS = [
     combine("coefficients of the rows for the others", "h, own« + m→», column"),
     combine("coefficients of a layer are too few", "«kCross ? m + h : →»m)"),
-    combine("the last of a group of rows does not count", "r < kTogether «→- 1 »&& r < m - i; ++r) any"),
+    combine("the last of a group of rows does not count", "r < kCombineRows «→- 1 »&& r < m - i; ++r) any"),
     combine("skipped rows are multiplied by zero", "«if (kSkip && weight == 0.0) continue;→»"),
     combine("the width of the rows for the others", "item, «other_width→width», sum"),
     combine("the start is not added", "«kAdd ? sum[v] + widen<double>(result[v]) : →»sum[v]"),
@@ -62,7 +62,7 @@ MUTATIONS = [
     track("the new sign counts as a past one", "before «→+ 1 »: bounds.participations - before) >="),
     track("the width of the row for the counts", "from, to, «count_width→width», own)"),
     track("the threshold is missed by one", ">«=→» bounds.threshold;"),
-    track("the first spans of a layer alone", "span += «kWarps * kTogether→1 << 20»"),
+    track("the first spans of a layer alone", "span += «kWarps * kTrackSpans→1 << 20»"),
     track("what is not kept counts", "«kept ? value : Real{0}→value»"),
     track("bits of other layers", "«first + v < from || first + v >= to ? ~(1u << v) : →»~0u"),
     track("a chunk of several layers is one layer's", "whole« && table.offset(layer + 1) >= start + size→»"),
@@ -126,7 +126,7 @@ MUTATIONS = [
     columns("vectors of 8 bytes where 4 are aligned", "} else if (width == 4) {\n    load_vectors<«4→8»>(row"),
     columns("rows beyond the last are read", "if (r <«→=» count) {"),
     table("the last offset stays behind", "«entries→layers.count» * static_cast"),
-    brought("the second part over the first", "launch_part<kLargePart>(op, from + first, left, own« + first→»"),
+    brought("the second part over the first", "launch_part<kLargeCopyPart>(op, from + first, left, own« + first→»"),
     brought(
         "bytes beyond the first threads are not written", "i < end«→ && i < first + blockDim.x»; i += blockDim.x) to"
     ),
@@ -157,7 +157,7 @@ MUTATIONS = [
     mma("flushed sums are added again", "«    sums[k / 4][k % 4] = 0.0f;\n→»"),
     mma("the second half of the columns of a diagonal block", "column« + later→», item, right_next);\n    }"),
     mma("small parts are rounded up", "big[w] = «(big[w] + 0x1000u)→big[w]» & kTf32Bits"),
-    hopper_cross("one row more than there is a kernel for", "a.rows > kMostWgmmaRows«→ + 1»"),
+    hopper_cross("one row more than there is a kernel for", "if (rows > line.rows« →+ 1 »|| others"),
     hopper("flushed sums are added again", "«        sums[k] = 0.0f;\n→»"),
     hopper("sums of earlier columns are lost", "        totals[k] «+→»= sums[k];\n        sums"),
     hopper("a product of two small parts is left out", "factor« * (1.0f + 0x1p-11f)→»,"),
@@ -228,6 +228,6 @@ MUTATIONS = [
     track("half a warp's bits", "__shfl_xor_sync(«kFullWarp→0xffffu»"),
     # Shared memory beyond 48 KB.
     asked("no kernel asks for more", "if («bytes > 0→false») error"),
-    asked("all devices have as much as any", "«known && bytes > kAnyDeviceBytes→false»"),
-    asked("kernels have no arrays of their own", "kAnyDeviceBytes)« - kDeclaredBytes→»"),
+    asked("all devices have as much as any", "«known && bytes > kDeclaredShared→false»"),
+    asked("kernels have no arrays of their own", "kDeclaredShared)« - kDeclaredBytes→»"),
 ]

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "../../tiles.h"
 #include "rows.h"
 #include "scratch.h"
 
@@ -18,10 +19,10 @@ struct Products {
   // The lesser number of rows stays in the first-level cache while the others pass by: products_passing_kernel.h.
   bool passing() const {
     const std::int64_t least = rows.rows < others.rows ? rows.rows : others.rows;
-    return !symmetric && least > 3 && least <= 20;
+    return !symmetric && least >= kPassedLeast && least <= kPassedMost;
   }
   // More than one tile: each row is read anew for every tile it is in, and the next panel is asked for meanwhile.
-  bool many() const { return symmetric && rows.rows > 5; }
+  bool many() const { return symmetric && rows.rows >= kManyRows; }
 };
 
 struct ProductsScratch {
@@ -30,10 +31,6 @@ struct ProductsScratch {
 
 // Columns of a panel: they are worked on while they lie in the cache.
 std::int64_t panel_columns(const Products& problem);
-
-// Columns of a block. Their float64 sums, which the op provides memory for, stay in the second-level cache while the
-// rows pass by, some at a time.
-inline constexpr std::int64_t kBlockColumns = 16384;
 
 // Where layer_combine writes.
 struct Combine {

@@ -5,10 +5,7 @@
 // lies.
 namespace fl_lightning::cpu::FL_ISA {
 
-inline constexpr int kSums = 8;  // vectors in flight
-inline constexpr std::int64_t kStep = kSums * kDoubles;
-// Rows at a time: memory gets slower when more of them are read side by side.
-inline constexpr std::int64_t kSweepRows = 5;
+inline constexpr std::int64_t kStep = kCombineSums * kDoubles;
 
 // One column.
 template <class T>
@@ -25,9 +22,9 @@ template <class T>
 void sweep(const Terms& terms, std::int64_t begin, double* sums, bool first, bool last, T* out, bool add_out,
            bool stream, std::int64_t columns) {
   for (std::int64_t c = 0; c < columns; c += kStep) {
-    Doubles total[kSums];
+    Doubles total[kCombineSums];
 #pragma GCC unroll 8
-    for (int i = 0; i < kSums; ++i) {
+    for (int i = 0; i < kCombineSums; ++i) {
       if (first) {
         set_zero(total[i]);
       } else {
@@ -38,18 +35,18 @@ void sweep(const Terms& terms, std::int64_t begin, double* sums, bool first, boo
       const T* row = static_cast<const T*>(terms.rows[r]) + begin + c;
       const Doubles factor = broadcast(terms.coeff[r]);
 #pragma GCC unroll 8
-      for (int i = 0; i < kSums; ++i) {
+      for (int i = 0; i < kCombineSums; ++i) {
         if (i * kDoubles * sizeof(T) % 64 == 0) prefetch(row + i * kDoubles);
         total[i] = multiply_add(widen(row + i * kDoubles), factor, total[i]);
       }
     }
     if (!last) {
 #pragma GCC unroll 8
-      for (int i = 0; i < kSums; ++i) store(sums + c + i * kDoubles, total[i]);
+      for (int i = 0; i < kCombineSums; ++i) store(sums + c + i * kDoubles, total[i]);
       continue;
     }
 #pragma GCC unroll 8
-    for (int i = 0; i < kSums; ++i) {
+    for (int i = 0; i < kCombineSums; ++i) {
       T* to = out + begin + c + i * kDoubles;
       write(to, add_out ? add(total[i], widen(to)) : total[i], stream);
     }
@@ -66,8 +63,8 @@ void combine_as(const Combine& p, const Terms& terms, std::int64_t begin, std::i
   const std::int64_t whole = terms.count == 0 ? begin : begin + (end - begin) / kStep * kStep;
   for (std::int64_t columns; begin < whole; begin += columns) {
     columns = whole - begin < kBlockColumns ? whole - begin : kBlockColumns;
-    for (std::int64_t r = 0; r < terms.count; r += kSweepRows) {
-      const std::int64_t rows = terms.count - r < kSweepRows ? terms.count - r : kSweepRows;
+    for (std::int64_t r = 0; r < terms.count; r += kCombineRows) {
+      const std::int64_t rows = terms.count - r < kCombineRows ? terms.count - r : kCombineRows;
       sweep({terms.rows + r, terms.coeff + r, rows}, begin, sums, r == 0, r + rows == terms.count, out, p.add, p.stream,
             columns);
     }

@@ -10,9 +10,6 @@
 
 namespace fl_lightning::cpu::FL_ISA {
 
-// Pieces up to this long run in float64: too short for rounding errors to average out, and cheap.
-inline constexpr std::int64_t kShort = 2048;
-
 // All pairs of one panel.
 template <class A, class T>
 void add_tiles(const Products& problem, Panel<A> a, Panel<T> b, std::int64_t columns, double* sums) {

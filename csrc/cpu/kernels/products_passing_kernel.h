@@ -8,8 +8,6 @@
 
 namespace fl_lightning::cpu::FL_ISA {
 
-inline constexpr int kPassing = 2;              // rows that pass by together
-inline constexpr std::int64_t kTilesAhead = 6;  // rows are asked for this many tiles before their turn
 inline constexpr int kTallPlaces = (kTall * kPassing + 3) / 4 * 4;
 
 // Two rows, or one twice.

@@ -2,11 +2,10 @@
 // A tile: the products of a few rows with a few rows, all their sums in registers. Part of products_kernel.h.
 namespace fl_lightning::cpu::FL_ISA {
 
-// Products added in one lane before the lanes are added up and go to float64. A sum that passes through k float32
-// additions is off by at most k * 2^-24 of the sum of the magnitudes, which is at most the product of the norms. Here
-// k is kFlush and the depth of the tree over the lanes, 28: 1.7e-6 in the worst case (29 without fused multiply-add);
-// 4e-7 where all terms are equal, about 1e-8 where rounding errors have random signs.
-inline constexpr int kFlush = 24;
+// A lane adds up kFlush products before the lanes go to float64. A sum that passes through k float32 additions is off
+// by at most k * 2^-24 of the sum of the magnitudes, which is at most the product of the norms. Here k is kFlush and
+// the depth of the tree over the lanes, 28: 1.7e-6 in the worst case (29 without fused multiply-add); 4e-7 where all
+// terms are equal, about 1e-8 where rounding errors have random signs.
 
 template <class T>
 struct Lanes {  // of a 16-bit format: goes through float32

@@ -4,9 +4,7 @@
 // Both sums run in float64, in the order of the rows for every column.
 namespace fl_lightning::cpu::FL_ISA {
 
-inline constexpr int kSums = 4;               // vectors in flight of each of the two sums
-inline constexpr std::int64_t kTogether = 4;  // rows per sweep; each brings its bits along, a stream of their own
-inline constexpr std::int64_t kStep = kSums * kDoubles;
+inline constexpr std::int64_t kStep = kMeanSums * kDoubles;
 static_assert(32 % kStep == 0, "a step takes its bits from one word");
 
 template <class T>
@@ -28,13 +26,13 @@ void means(const PucCombine& p, std::int64_t begin, std::int64_t end, double* su
   T* out = static_cast<T*>(p.out);
   const bool stream = p.stream && reinterpret_cast<std::uintptr_t>(out + begin) % 64 == 0;
   const std::int64_t whole = begin + (end - begin) / kStep * kStep;
-  for (std::int64_t r0 = 0; r0 < m; r0 += kTogether) {
-    const std::int64_t r1 = m - r0 < kTogether ? m : r0 + kTogether;
+  for (std::int64_t r0 = 0; r0 < m; r0 += kMeanRows) {
+    const std::int64_t r1 = m - r0 < kMeanRows ? m : r0 + kMeanRows;
     double* waiting = sums;
     for (std::int64_t c = begin; c < whole; c += kStep, waiting += 2 * kStep) {
-      Doubles total[kSums], mass[kSums];
+      Doubles total[kMeanSums], mass[kMeanSums];
 #pragma GCC unroll 4
-      for (int i = 0; i < kSums; ++i) {
+      for (int i = 0; i < kMeanSums; ++i) {
         if (r0 == 0) {
           set_zero(total[i]);
           set_zero(mass[i]);
@@ -50,7 +48,7 @@ void means(const PucCombine& p, std::int64_t begin, std::int64_t end, double* su
         __builtin_prefetch(keep + 32);
         const std::uint32_t bits = static_cast<std::uint32_t>(*keep) >> (c % 32);
 #pragma GCC unroll 4
-        for (int i = 0; i < kSums; ++i) {
+        for (int i = 0; i < kMeanSums; ++i) {
           if (i * kDoubles * sizeof(T) % 64 == 0) prefetch(x + i * kDoubles);
           const Mask chosen = mask(bits >> (i * kDoubles));
           total[i] = masked_multiply_add(chosen, widen(x + i * kDoubles), weight, total[i]);
@@ -58,7 +56,7 @@ void means(const PucCombine& p, std::int64_t begin, std::int64_t end, double* su
         }
       }
 #pragma GCC unroll 4
-      for (int i = 0; i < kSums; ++i) {
+      for (int i = 0; i < kMeanSums; ++i) {
         if (r1 == m) {
           write(out + c + i * kDoubles, quotient(total[i], mass[i]), stream);
         } else {

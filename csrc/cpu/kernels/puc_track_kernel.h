@@ -2,10 +2,6 @@
 // FedHEAL's pass over one client's update. Included once per instruction set by every_isa.h.
 namespace fl_lightning::cpu::FL_ISA {
 
-// Bytes ahead of the use. Here are two streams, the row and the counts: the cache has room for more of each than in the
-// kernels that read many rows.
-inline constexpr std::int64_t kRowAhead = 16384, kCountsAhead = 4096;
-
 template <class T>
 FL_INLINE std::uint32_t increases(const T* x) {
   std::uint32_t bits = 0;

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "../../ops.h"
+#include "../../tiles.h"
 #include "../simd/half.h"
 
 namespace fl_lightning::cpu {
@@ -35,9 +35,6 @@ inline std::int64_t size_of(DType dtype) { return dtype == DType::f64 ? 8 : dtyp
       function<BFloat16> arguments;             \
       break;                                    \
   }
-
-// Bytes ahead of the use that a row is asked for.
-inline constexpr std::int64_t kAhead = 2048;
 
 // The address is computed as a number, because it may lie beyond the row.
 inline void prefetch_at(const void* p, std::int64_t bytes) {

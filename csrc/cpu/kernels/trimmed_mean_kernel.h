@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Means of what is left of columns without their extreme values. Included once per instruction set by every_isa.h.
 //
-// A panel of columns is copied as numbers to compare in, and then sorted kLanes columns at a time: an exchange of the
-// network puts the lesser numbers of two rows into the first, in all lanes at once. The middle rows are added up in
+// A panel of columns is copied as numbers to compare in, and then sorted kTrimLanes columns at a time: an exchange of
+// the network puts the lesser numbers of two rows into the first, in all lanes at once. The middle rows are added up in
 // float64, in their order. Exchanges only move numbers, so every instruction set finds the same bits.
 namespace fl_lightning::cpu::FL_ISA {
 
@@ -10,8 +10,6 @@ FL_INLINE float compared(const float*) { return 0; }
 FL_INLINE float compared(const Half*) { return 0; }
 FL_INLINE float compared(const BFloat16*) { return 0; }
 FL_INLINE double compared(const double*) { return 0; }
-
-inline constexpr int kLanes = 32;
 
 FL_INLINE void copy_vectors(const double* from, double* to, std::int64_t count) {
   for (std::int64_t c = 0; c < count; c += kDoubles) store(to + c, load(from + c));
@@ -26,7 +24,7 @@ FL_INLINE void copy_vectors(const T* from, float* to, std::int64_t count) {
 template <class Real>
 FL_INLINE void exchange(Real* low, Real* high) {
   constexpr int width = sizeof(Floats) / sizeof(Real);
-  for (int lane = 0; lane < kLanes; lane += width) {
+  for (int lane = 0; lane < kTrimLanes; lane += width) {
     const auto a = load(low + lane), b = load(high + lane);
     store(low + lane, a < b ? a : b);
     store(high + lane, a < b ? b : a);
@@ -41,7 +39,8 @@ void trim(const TrimmedMean& p, std::int64_t begin, std::int64_t end, std::int64
   T* const out = static_cast<T*>(p.out);
   for (std::int64_t c0 = begin; c0 < end; c0 += width) {
     const std::int64_t columns = end - c0 < width ? end - c0 : width;
-    const std::int64_t padded = (columns + kLanes - 1) / kLanes * kLanes, whole = columns / kLanes * kLanes;
+    const std::int64_t padded = (columns + kTrimLanes - 1) / kTrimLanes * kTrimLanes,
+                       whole = columns / kTrimLanes * kTrimLanes;
     for (std::int64_t r = 0; r < m; ++r) {
       const T* x = static_cast<const T*>(p.rows.data) + r * p.rows.stride + c0;
       Real* to = panel + r * width;
@@ -49,20 +48,20 @@ void trim(const TrimmedMean& p, std::int64_t begin, std::int64_t end, std::int64
       for (std::int64_t c = whole; c < columns; ++c) to[c] = static_cast<Real>(widened(x[c]));
       for (std::int64_t c = columns; c < padded; ++c) to[c] = 0;
     }
-    for (std::int64_t c = 0; c < padded; c += kLanes) {
+    for (std::int64_t c = 0; c < padded; c += kTrimLanes) {
       Real* const x = panel + c;
       for (std::int64_t e = 0; e < p.exchanges; ++e) {
         exchange(x + p.network[e].low * width, x + p.network[e].high * width);
       }
-      double sums[kLanes] = {};
-      int undefined[kLanes] = {};
+      double sums[kTrimLanes] = {};
+      int undefined[kTrimLanes] = {};
       for (std::int64_t r = 0; r < m; ++r) {
-        for (int lane = 0; lane < kLanes; ++lane) undefined[lane] |= !(x[r * width + lane] == x[r * width + lane]);
+        for (int lane = 0; lane < kTrimLanes; ++lane) undefined[lane] |= !(x[r * width + lane] == x[r * width + lane]);
       }
       for (std::int64_t r = p.trim; r < m - p.trim; ++r) {
-        for (int lane = 0; lane < kLanes; ++lane) sums[lane] += static_cast<double>(x[r * width + lane]);
+        for (int lane = 0; lane < kTrimLanes; ++lane) sums[lane] += static_cast<double>(x[r * width + lane]);
       }
-      for (int lane = 0; lane < kLanes && c + lane < columns; ++lane) {
+      for (int lane = 0; lane < kTrimLanes && c + lane < columns; ++lane) {
         const double mean = sums[lane] / static_cast<double>(left);
         narrow(undefined[lane] ? __builtin_nan("") : mean, out + c0 + c + lane);
       }

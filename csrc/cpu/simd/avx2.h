@@ -6,8 +6,7 @@ using Floats = __m256;
 using Doubles = __m256d;
 using Mask = __m256d;
 inline constexpr int kFloats = 8, kDoubles = 4;
-inline constexpr int kTile = 3;  // of 16 registers
-inline constexpr int kTall = 6;
+inline constexpr int kTile = kTilesAvx2.square, kTall = kTilesAvx2.tall;
 
 FL_INLINE Floats load(const float* p) { return _mm256_loadu_ps(p); }
 FL_INLINE Doubles load(const double* p) { return _mm256_loadu_pd(p); }

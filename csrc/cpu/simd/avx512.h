@@ -7,8 +7,7 @@ using Floats = __m512;
 using Doubles = __m512d;
 using Mask = __mmask8;
 inline constexpr int kFloats = 16, kDoubles = 8;
-inline constexpr int kTile = 5;   // 25 sums and 6 operands fill the 32 registers
-inline constexpr int kTall = 10;  // 20 sums, 3 operands
+inline constexpr int kTile = kTiles32.square, kTall = kTiles32.tall;
 
 FL_INLINE Floats load(const float* p) { return _mm512_loadu_ps(p); }
 FL_INLINE Doubles load(const double* p) { return _mm512_loadu_pd(p); }

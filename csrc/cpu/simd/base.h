@@ -7,10 +7,11 @@ typedef double Doubles __attribute__((vector_size(16)));
 typedef std::int64_t Mask __attribute__((vector_size(16)));
 inline constexpr int kFloats = 4, kDoubles = 2;
 #if defined(__aarch64__)
-inline constexpr int kTile = 5, kTall = 10;
+inline constexpr ProductTile kTiles = kTiles32;
 #else
-inline constexpr int kTile = 3, kTall = 4;
+inline constexpr ProductTile kTiles = kTilesPlain;
 #endif
+inline constexpr int kTile = kTiles.square, kTall = kTiles.tall;
 
 template <class Vector, class T>
 FL_INLINE Vector load_as(const T* p) {

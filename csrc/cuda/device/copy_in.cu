@@ -7,10 +7,6 @@
 namespace fl_lightning::cuda {
 namespace {
 
-// Kernel arguments may take 4 KB in all, and 32,764 bytes from CUDA 12.1 on.
-constexpr std::int64_t kPart = 3584, kLargePart = 32256, kEach = 3584;  // kEach: what a block copies
-constexpr int kThreads = 128;
-
 template <std::int64_t kBytes>
 struct Part {
   unsigned char bytes[kBytes];
@@ -18,7 +14,7 @@ struct Part {
 
 template <std::int64_t kBytes>
 __global__ void write_part(const __grid_constant__ Part<kBytes> part, std::int64_t count, unsigned char* to) {
-  const std::int64_t first = blockIdx.x * kEach, end = first + kEach < count ? first + kEach : count;
+  const std::int64_t first = blockIdx.x * kCopyEach, end = first + kCopyEach < count ? first + kCopyEach : count;
   for (std::int64_t i = first + threadIdx.x; i < end; i += blockDim.x) to[i] = part.bytes[i];
 }
 
@@ -28,7 +24,7 @@ std::int64_t launch_part(const char* op, const unsigned char* from, std::int64_t
   Part<kBytes> part = {};
   const std::int64_t count = std::min(kBytes, left);
   std::memcpy(part.bytes, from, static_cast<std::size_t>(count));
-  launch(op, write_part<kBytes>, (count + kEach - 1) / kEach, kThreads, context, part, count, to);
+  launch(op, write_part<kBytes>, (count + kCopyEach - 1) / kCopyEach, kCopyThreads, context, part, count, to);
   return count;
 }
 
@@ -48,8 +44,9 @@ void copy_in(const char* op, const void* host, std::int64_t bytes, void* to, Con
   auto* own = static_cast<unsigned char*>(to);
   for (std::int64_t first = 0; first < bytes;) {
     const std::int64_t left = bytes - first;
-    first += left > kPart && takes_large_parts() ? launch_part<kLargePart>(op, from + first, left, own + first, context)
-                                                 : launch_part<kPart>(op, from + first, left, own + first, context);
+    first += left > kCopyPart && takes_large_parts()
+                 ? launch_part<kLargeCopyPart>(op, from + first, left, own + first, context)
+                 : launch_part<kCopyPart>(op, from + first, left, own + first, context);
   }
 }
 

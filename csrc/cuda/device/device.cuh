@@ -15,7 +15,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "../../ops.h"
+#include "../../tiles.h"
 
 #ifndef SHARED
 #define SHARED(T, name, n) __shared__ __align__(16) T name[n]
@@ -32,7 +32,6 @@
 
 namespace fl_lightning::cuda {
 
-constexpr int kWarp = 32;
 constexpr unsigned kFullWarp = 0xffffffffu;
 
 // Numbers are read as what they are summed in: products of half-precision numbers are exact in float32.
@@ -81,16 +80,22 @@ void with_type(DType dtype, F&& function) {
   throw std::runtime_error("fl_lightning: unknown dtype " + std::to_string(static_cast<int>(dtype)));
 }
 
+// Calls function with the first of the sizes that is enough for so many rows; false: none is.
+template <int... kSizes, class F>
+bool with_least(std::int64_t rows, Sizes<kSizes...>, F&& function) {
+  return ((rows <= kSizes ? (function(std::integral_constant<int, kSizes>{}), true) : false) || ...);
+}
+
 // The floating-point type to multiply in: float64 rows are never narrowed.
 inline bool wide(Matrix matrix) { return matrix.dtype == DType::f64; }
 
 // The most shared memory that a launch on this device may ask for, beside up to kDeclaredBytes of the kernel's own.
-constexpr int kAnyDeviceBytes = 48 << 10, kDeclaredBytes = 256;
+constexpr int kDeclaredBytes = 256;
 inline int most_shared_bytes() {
   int device = 0, bytes = 0;
   const bool known = cudaGetDevice(&device) == cudaSuccess &&
                      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess;
-  return (known && bytes > kAnyDeviceBytes ? bytes : kAnyDeviceBytes) - kDeclaredBytes;
+  return (known && bytes > kDeclaredShared ? bytes : kDeclaredShared) - kDeclaredBytes;
 }
 
 // Queues a kernel on the context's stream, with so many bytes for its SHARED_OF_LAUNCH.

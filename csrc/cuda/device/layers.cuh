@@ -10,8 +10,6 @@
 
 namespace fl_lightning::cuda {
 
-constexpr int kNearLayers = 240;  // kernel arguments may take 4 KB in all
-
 struct LayerTable {
   std::int64_t near[kNearLayers + 1];
   const std::int64_t* far;  // all offsets in device memory, where there are more than near holds
@@ -52,14 +50,10 @@ __device__ inline Item find_item(const LayerTable& table, std::int64_t item) {
   return item_of(table, table.last_at_most(item, [&](std::int64_t l) { return table.first_item(l); }), item);
 }
 
-// 2048 to 32768 columns per chunk, 16 chunks per slice where that lies between: enough items for a device to be full to
-// the end of a launch (benchmarks/README.md), few enough for their sums to be cheap. Only the width of a slice decides,
-// so results do not depend on the device, and a slice is a number of whole chunks.
-constexpr int kLeastShift = 11, kLargestShift = 15;
-static_assert(kLeastSlice >> kLeastShift >= 1);
+// A slice is a number of whole chunks.
 inline int chunk_shift(const Layers& layers) {
   int shift = kLeastShift;
-  while (shift < kLargestShift && (layers.slice >> shift) > 16) ++shift;
+  while (shift < kLargestShift && (layers.slice >> shift) > kChunks) ++shift;
   return shift;
 }
 

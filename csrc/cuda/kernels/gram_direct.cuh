@@ -8,8 +8,8 @@
 
 namespace fl_lightning::cuda {
 
-constexpr int kSquarePitch =
-    kWarp + 1;  // of a warp's square in shared memory: rows and columns both spread over all banks
+// Of a warp's square in shared memory: rows and columns both spread over all banks.
+constexpr int kSquarePitch = kWarp + 1;
 
 // totals[i] grows by value i, added up over the warp, for all i of lane i % 32. The square carries 32 values of every
 // lane to the lane that adds them up; by shuffles it would take more steps, and more registers than there are.
@@ -31,8 +31,6 @@ __device__ inline void add_over_warp(const Real (&values)[kCount], Square square
   }
 }
 
-constexpr int kDirectThreads = 128;
-
 template <class T, int kRows>
 __global__ void __launch_bounds__(kDirectThreads)
     gram_direct(const T* rows, std::int64_t stride, int m, const __grid_constant__ LayerTable table, std::int64_t items,
@@ -45,6 +43,7 @@ __global__ void __launch_bounds__(kDirectThreads)
   const std::int64_t first = aligned_start(rows, item.start);
   const int width = vector_width(rows, stride, first);
 
+  static_assert(kWarps * (kWarp * kSquarePitch * sizeof(Real) + kEntries * 8) <= kDeclaredShared);
   SHARED(Real, squares, kWarps * kWarp * kSquarePitch);
   SHARED(double, totals, kWarps* kEntries);
   for (int e = lane; e < kEntries; e += kWarp) totals[warp * kEntries + e] = 0.0;

@@ -7,8 +7,6 @@
 
 namespace fl_lightning::cuda {
 
-constexpr int kMostThreads = 512;
-
 // What one matrix of a search takes: threads of its block, and bytes of shared memory. 0 where it does not offer as
 // many as the numbers take, which are in scratch memory then.
 struct SearchShape {
@@ -17,7 +15,7 @@ struct SearchShape {
 };
 inline SearchShape search_shape(std::int64_t k) {
   const std::int64_t bytes = search_size(k) * static_cast<std::int64_t>(sizeof(double));
-  return {k <= 64 ? 128 : kMostThreads, bytes <= most_shared_bytes() ? bytes : 0};
+  return {k <= kFewSearchRows ? kFewSearchThreads : kSearchThreads, bytes <= most_shared_bytes() ? bytes : 0};
 }
 
 // Of two rows: the nearest point of a segment; of two equal rows each gets one half.

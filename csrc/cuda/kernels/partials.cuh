@@ -17,13 +17,11 @@
 
 namespace fl_lightning::cuda {
 
-constexpr int kBlock = 16, kShort = 256;
-
 // Many rows leave many sums per item: items then have more columns, as far as a slice has them, so that the sums stay
 // small beside the rows.
 inline int product_shift(const Layers& layers, std::int64_t rows) {
   int shift = chunk_shift(layers);
-  while ((std::int64_t{1} << shift) < 32 * rows && (std::int64_t{1} << shift) < layers.slice) ++shift;
+  while ((std::int64_t{1} << shift) < kColumnsPerRow * rows && (std::int64_t{1} << shift) < layers.slice) ++shift;
   return shift;
 }
 
@@ -103,8 +101,6 @@ __device__ inline void sum_again(bool bad, const Item& item, int count, double* 
   }
 }
 
-constexpr int kAhead = 4;  // groups of chunks whose partials are on their way together
-
 // The warp's sum over the items of one layer, along the tree over the chunks; the same in every lane. A lane loads the
 // partial of one of 32 neighbouring chunks, a group; then the warp may settle what the lanes have.
 template <class Load, class Settle>
@@ -114,15 +110,15 @@ __device__ inline double layer_sum(const LayerTable& table, std::int64_t layer, 
   const int lane = threadIdx.x % kWarp;
   // In lane k: the sum of the last 2^k groups that are a left node of the tree. 0 where the layer has none of them.
   double left = 0.0;
-  for (std::int64_t next = first / kWarp; next < groups; next += kAhead) {
-    double own[kAhead];
+  for (std::int64_t next = first / kWarp; next < groups; next += kPartialsAhead) {
+    double own[kPartialsAhead];
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
+    for (int k = 0; k < kPartialsAhead; ++k) {
       const std::int64_t chunk = (next + k) * kWarp + lane;
       own[k] = chunk >= first && chunk < end ? load(chunk + layer) : 0.0;
     }
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
+    for (int k = 0; k < kPartialsAhead; ++k) {
       const std::int64_t group = next + k;
       if (group >= groups) break;
       double sum = warp_sum(settle(own[k], group * kWarp + layer));
@@ -143,12 +139,11 @@ __device__ inline double layer_sum(const LayerTable& table, std::int64_t layer, 
   return layer_sum(table, layer, load, [](double own, std::int64_t) { return own; });
 }
 
-constexpr int kSumThreads = 128;
 constexpr long long kSkipped = 0x7ff8736b69707321;  // in place of the partial of a short item: a NaN that no sum gives
 
 // One warp per entry and layer. partial[e][item]; out[layer][i][j], or out[layer][i] of each row with itself.
 template <Pairs kPairs>
-__global__ void __launch_bounds__(kSumThreads, 8)
+__global__ void __launch_bounds__(kSumThreads, kSumBlocks)
     sum_partials(const double* partial, std::int64_t items, std::int64_t entries,
                  const __grid_constant__ LayerTable table, const Matrix a, const Matrix b, double* out) {
   const std::int64_t index = std::int64_t{blockIdx.x} * (kSumThreads / kWarp) + threadIdx.x / kWarp;

@@ -19,14 +19,6 @@
 
 namespace fl_lightning::cuda {
 
-constexpr int kMmaRows = 64, kMmaThreads = 256, kWarpRows = 32, kWarpColumns = 16, kApartRows = 8;
-constexpr int kWarpsDown = kMmaRows / kWarpRows, kWarpsAcross = kMmaRows / kWarpColumns;
-static_assert(kWarpsDown * kWarpsAcross * kWarp == kMmaThreads);
-constexpr int kWords = 32, kRowRuns = kWords / 4;  // of a row in shared memory at a time; in runs of 16 bytes
-static_assert(2 * kMmaThreads == kMmaRows * kRowRuns);
-constexpr int kPitchWords = 2 * kWords + 16;  // of two rows; two pairs of rows then cover all banks
-constexpr int kTileWords = kMmaRows / 2 * kPitchWords;
-constexpr int kStepWords = 8, kStages = 2;  // words of a row per mma; stages per float32 sum
 constexpr unsigned kAllTiles = 15;
 
 // Where the rows [first, first + kMmaRows) of a matrix start.

@@ -10,13 +10,8 @@
 
 namespace fl_lightning::cuda {
 
-constexpr int kTile = 32, kTiledThreads = 256, kEach = 4, kApart = kTile / kEach;
-constexpr int kStage = 64;  // columns in shared memory at a time
-constexpr int kGroup = kApart * kApart, kGroups = kTiledThreads / kGroup;
-static_assert(kStage / kGroups == kBlock);
-constexpr int kRuns = kTile * kStage / 4 / kTiledThreads;  // runs of 4 columns that a thread stages per tile of rows
 template <class Real>
-constexpr int kPitch = kStage + 16 / sizeof(Real);
+constexpr int kPitch = tiled_pitch(sizeof(Real));
 
 template <class Real>
 using Quad = Real[4];

@@ -20,13 +20,29 @@
 // Products of small parts below float32's range vanish: elements below 1e-17.
 #pragma once
 
+#include <iterator>
+
 #include "../device/warpgroup.cuh"
 #include "partials.cuh"
 
 namespace fl_lightning::cuda {
 
-// Stages of columns in shared memory, all but one of them on their way; chains in a float32 sum.
-constexpr int kDeep = 4, kFlush = 8;
+// The table of tiles, and its line for so many groups of so many rows.
+template <bool kSymmetric>
+constexpr const auto& wgmma_tiles() {
+  if constexpr (kSymmetric) {
+    return kWgmmaGram;
+  } else {
+    return kWgmmaCross;
+  }
+}
+template <bool kSymmetric>
+constexpr WgmmaTiles wgmma_line(int group, int groups) {
+  for (const WgmmaTiles& line : wgmma_tiles<kSymmetric>()) {
+    if (line.group == group && line.groups == groups) return line;
+  }
+  return {};
+}
 
 // What lies where. A group has kRows rows; a warpgroup multiplies one group with another. Symmetric: those on and below
 // the diagonal. Otherwise each 64 of the rows, or at most 16, with the others, which are one group and come first.
@@ -42,15 +58,16 @@ struct Plan {
   // Spans of a stage, so that 256 neighbouring bytes of a row travel together where there is room.
   static constexpr int kSpans = kSymmetric || !kSplit || kGroups == 0 ? 2 : 1;
   static constexpr int kRuns = kSpans * 8;  // of 16 bytes of a row
-  static constexpr int kTiles = kDeep + (kRests ? 2 : 0);
+  static constexpr int kStages = kDeep + (kRests ? 2 : 0);
   // Tensor cores read 64 rows in any case, behind the last ones whatever is there.
   static constexpr int kLast = kSymmetric ? kRows : kOwn < kWarpgroupRows ? kOwn : kWarpgroupRows;
-  static constexpr int kWords = (kTiles * kSpans * kHeld + kWarpgroupRows - kLast) * kSpan;
+  static constexpr int kWords = (kStages * kSpans * kHeld + kWarpgroupRows - kLast) * kSpan;
   static constexpr int kBytes = kWords * 4 + kPatternBytes;
-  static constexpr int kBlocks =  // that the registers of a multiprocessor hold
-      kWarpgroups > 2 ? 1
-      : kRows > 40    ? (kWarpgroups == 2 ? 1 : (kSplit || !kSymmetric ? 2 : 3))
-                      : (kWarpgroups == 2 ? 2 : (kRows > 24 || (kRests && kGroups == 0) ? 4 : 5));
+  static constexpr WgmmaTiles kLine = wgmma_line<kSymmetric>(kRows, kGroups);
+  static constexpr int kBlocks = kSplit ? kLine.blocks : kLine.blocks16;
+  static_assert(whole_warps(kThreads) && kThreads % kRuns == 0 && kFlush % (kSpans * (kSplit ? 2 : 1)) == 0);
+  static_assert(kBytes + kDeclaredBytes <= kHopperShared);
+  static_assert(registers_for(kThreads, kBlocks) >= 2 * kRows + 40);  // a thread has half as many sums, of 4 registers
 };
 
 // A thread's rows of one matrix: it brings the same 16 bytes of each stage, of every kApart-th row.
@@ -333,42 +350,22 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
 #endif
 }
 
-// Calls function with the kernel for so many rows and others, which there must be, and its threads and bytes.
-template <class T, bool kSymmetric, class F>
+// Calls function with the kernel of the first line with enough rows and others, and its threads and bytes.
+template <class T, bool kSymmetric, std::size_t kLine = 0, class F>
 void with_wgmma(std::int64_t rows, std::int64_t others, F&& function) {
-  const auto use = [&](auto of_group, auto groups) {
-    constexpr int kRows = decltype(of_group)::value, kGroups = decltype(groups)::value;
-    using P = Plan<T, kRows, kGroups, kSymmetric>;
-    function(products_wgmma<T, kRows, kGroups, kSymmetric>, P::kThreads, P::kBytes);
-  };
-  constexpr std::integral_constant<int, 0> few{};
-  constexpr std::integral_constant<int, 1> one{};
-  constexpr std::integral_constant<int, 2> two{};
-  constexpr std::integral_constant<int, 16> n16{};
-  constexpr std::integral_constant<int, 64> n64{};
-  if constexpr (kSymmetric) {
-    if (rows <= 16) return use(n16, one);
-    if (rows <= 24) return use(std::integral_constant<int, 24>{}, one);
-    if (rows <= 32) return use(std::integral_constant<int, 32>{}, one);
-    if (rows <= 40) return use(std::integral_constant<int, 40>{}, one);
-    if (rows <= 64) return use(n64, one);
-    if (rows <= 80) return use(std::integral_constant<int, 40>{}, two);
-    if (rows <= 112) return use(std::integral_constant<int, 56>{}, two);
-    use(n64, two);
-  } else {
-    if (others <= 16) return rows <= 16 ? use(n16, few) : rows <= 64 ? use(n16, one) : use(n16, two);
-    rows <= 16 ? use(n64, few) : rows <= 64 ? use(n64, one) : use(n64, two);
+  if constexpr (kLine < std::size(wgmma_tiles<kSymmetric>())) {
+    constexpr WgmmaTiles line = wgmma_tiles<kSymmetric>()[kLine];
+    using P = Plan<T, line.group, line.groups, kSymmetric>;
+    if (rows > line.rows || others > line.others) return with_wgmma<T, kSymmetric, kLine + 1>(rows, others, function);
+    function(products_wgmma<T, line.group, line.groups, kSymmetric>, P::kThreads, P::kBytes);
   }
 }
-
-constexpr std::int64_t kMostWgmmaRows = 128;
 
 // Whether there is a kernel for these rows, and it is compiled for this device. Where rows lie is no matter: a process
 // that holds some of the columns has them at other addresses, and must find the same bits.
 template <bool kSymmetric>
 bool suits_wgmma(const Matrix& a, const Matrix& b, std::int64_t least) {
-  if (a.dtype != b.dtype || wide(a) || a.rows < least || a.rows > kMostWgmmaRows) return false;
-  if (b.rows > (kSymmetric ? kMostWgmmaRows : kWarpgroupRows)) return false;
+  if (a.dtype != b.dtype || wide(a) || a.rows < least) return false;
   bool found = false;
   with_type(a.dtype, [&](auto zero) {
     using T = decltype(zero);

@@ -7,22 +7,6 @@
 
 namespace fl_lightning::cuda {
 
-constexpr int kRowThreads = 256, kRowsTogether = 8, kFewRows = 4;
-// Runs of each row that a thread has on their way at once, and blocks that a multiprocessor is to hold: measured on an
-// H200. For compute capability 10.0 the compiler takes more registers than three blocks leave.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr int kNarrowResident = 2;
-#else
-constexpr int kNarrowResident = 3;
-#endif
-template <class T, int kRows>
-constexpr int kSteps = kRows == kFewRows || sizeof(T) == 4 ? 2 : 1;
-template <class T, int kRows>
-constexpr int kResident = sizeof(T) == 8      ? 2
-                          : kRows == kFewRows ? 4
-                          : sizeof(T) == 4    ? 2
-                                              : kNarrowResident;
-
 // kRows sums over the warp, each with the bits of warp_sum, in far fewer exchanges: lane l gets that of row
 // warp_row<kRows>(l). Each lane sends the half of its rows that the other lane goes on with.
 template <int kRows>
@@ -72,10 +56,11 @@ __device__ inline void leave_row_sums(const double (&totals)[kRows], int count, 
 // other products do: rows that begin anywhere are added up in one order, and only the width of their loads differs. The
 // blocks of one item run side by side: the step comes from the cache.
 template <class T, bool kOwn, int kRows>
-__global__ void __launch_bounds__(kRowThreads, kResident<T, kRows>)
+__global__ void __launch_bounds__(kRowThreads, row_blocks(sizeof(T), kRows))
     multiply_rows(const T* rows, std::int64_t stride, std::int64_t m, unsigned groups, const T* step,
                   const __grid_constant__ LayerTable table, std::int64_t items, double* partial) {
   using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
+  constexpr int kSteps = row_steps(sizeof(T), kRows);
   const unsigned index = blockIdx.x / groups;
   const std::int64_t each = (m + groups - 1) / groups, first_row = blockIdx.x % groups * each, left = m - first_row;
   const Item item = find_item(table, index);
@@ -91,16 +76,16 @@ __global__ void __launch_bounds__(kRowThreads, kResident<T, kRows>)
   while (column < item.stop) {
     Real sums[kRows] = {};
 #pragma unroll 1
-    for (int block = 0; block < kBlock && column < item.stop; block += kRun<T> * kSteps<T, kRows>) {
-      Run<T> s[kSteps<T, kRows>][1], x[kSteps<T, kRows>][kRows];
+    for (int block = 0; block < kBlock && column < item.stop; block += kRun<T> * kSteps) {
+      Run<T> s[kSteps][1], x[kSteps][kRows];
 #pragma unroll
-      for (int k = 0; k < kSteps<T, kRows>; ++k) {
+      for (int k = 0; k < kSteps; ++k) {
         const std::int64_t at = column + k * kApart;
         if constexpr (!kOwn) load_runs(step, 0, 1, at, item.start, item.stop, step_width, s[k]);
         load_runs(own, stride, count, at, item.start, item.stop, width, x[k]);
       }
 #pragma unroll
-      for (int k = 0; k < kSteps<T, kRows>; ++k) {
+      for (int k = 0; k < kSteps; ++k) {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -109,7 +94,7 @@ __global__ void __launch_bounds__(kRowThreads, kResident<T, kRows>)
           }
         }
       }
-      column += kApart * kSteps<T, kRows>;
+      column += kApart * kSteps;
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) total[r] += sums[r];
