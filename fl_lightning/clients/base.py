@@ -119,30 +119,30 @@ class SequentialRunner(CohortRunner):
         return self._clients.train(task)
 
 
-class AheadRunner(CohortRunner):
+class DispatchingRunner(CohortRunner):
     """Lets others train the clients of a round, in any order, and hands over in order what they left behind.
 
     An outcome has no effect here before the client's turn, and every visit begins with the module as the round found
     it: where nobody else can train, this process trains the clients that are left.
     """
 
-    fewest = 1  # clients of a round that are worth it
+    min_clients = 1  # clients of a round that are worth it
 
     def __init__(self, clients: ClientRunner, name: str) -> None:
         self._clients, self._name, self._replayer = clients, name, OutcomeReplayer(clients)
         self._forget()
 
     def _forget(self, tasks: Sequence[ClientTask] = ()) -> None:
-        self._tasks, self._turn = list(tasks), -1  # place of the client that is being handed over
+        self._tasks, self._current = list(tasks), -1  # place of the client that is being handed over
         self._results: dict[int, VisitOutcome] = {}
         self._flaw = ""  # why the round's updates cannot be used
 
     @abstractmethod
-    def send_out(self, places: list[int]) -> None:
+    def dispatch(self, places: list[int]) -> None:
         """The round's first client is asked for: lets others train those at these places, the longest first."""
 
     @abstractmethod
-    def listen(self) -> None:
+    def receive(self) -> None:
         """Waits for results, of one client or more."""
 
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:
@@ -151,24 +151,24 @@ class AheadRunner(CohortRunner):
 
     def train(self, task: ClientTask) -> Upload:
         """Hands over the next client as soon as it is trained."""
-        self._turn += 1
-        if self.fallback is None and len(self._tasks) >= self.fewest:
+        self._current += 1
+        if self.fallback is None and len(self._tasks) >= self.min_clients:
             try:
-                if self._turn == 0:
+                if self._current == 0:
                     self._clients.isolation.take_snapshot()  # copies and the module give objects the same numbers
                     costs = [self._clients.expected_cost(task) for task in self._tasks]
-                    self.send_out(sorted(range(len(costs)), key=lambda place: (-costs[place], place)))
-                while self._turn not in self._results and self.fallback is None:
-                    self.listen()
+                    self.dispatch(sorted(range(len(costs)), key=lambda place: (-costs[place], place)))
+                while self._current not in self._results and self.fallback is None:
+                    self.receive()
             except Exception as error:
                 # No client has failed here, so none may be dropped for it: what clients raise comes with their results.
                 self.fall_back(f"{type(error).__name__} between this process and its workers: {error}")
             except BaseException:
                 self.close()
                 raise
-        if self._turn not in self._results:
+        if self._current not in self._results:
             return self._clients.train(task)
-        outcome = self._results.pop(self._turn)
+        outcome = self._results.pop(self._current)
         if outcome.upload is not None and outcome.update is not None:
             self._clients.rows.row(task.index).copy_(outcome.update)
             outcome = replace(outcome, upload=replace(outcome.upload, index=task.index))

@@ -158,7 +158,7 @@ class BoundParameters:
 
     def bind(self, views: Sequence[Tensor]) -> None:
         """Points the parameters at views with their shapes, and forgets gradients."""
-        self.fetch()
+        self.sync()
         self._at_global = views is self.global_views
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.data = view
@@ -186,7 +186,7 @@ class BoundParameters:
             for parameter, data in zip(self.parameters, bound, strict=True):
                 parameter.data = data
 
-    def fetch(self) -> None:
+    def sync(self) -> None:
         """Takes over what was assigned to parameters while they were bound to the global vector.
 
         Wrong shapes are left for :meth:`check` to refuse, so that nothing is raised while a fit comes to its end.
@@ -209,7 +209,7 @@ class BoundParameters:
 
     def release(self) -> None:
         """Gives every parameter a storage of its own again, so that the module no longer depends on ``theta``."""
-        self.fetch()
+        self.sync()
         for parameter, view, like in zip(self.parameters, self.global_views, self._formats, strict=True):
             parameter.data = torch.empty_like(like, device=view.device).copy_(view)
 

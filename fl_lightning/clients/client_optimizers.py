@@ -73,12 +73,12 @@ class ClientOptimizers:
         """The learning rate at the moment, which schedulers change within a visit."""
         return client_learning_rate(self._optimizers)[0]
 
-    def take_aside(self, client_id: int) -> list[dict[str, Any]] | None:
+    def pop_pending(self, client_id: int) -> list[dict[str, Any]] | None:
         """The state that :meth:`end_client` set aside, to be carried to another process."""
         return self._pending.pop(client_id, None)
 
-    def put_aside(self, client_id: int, state: list[dict[str, Any]] | None) -> None:
-        """Takes what :meth:`take_aside` returned in another process."""
+    def set_pending(self, client_id: int, state: list[dict[str, Any]] | None) -> None:
+        """Takes what :meth:`pop_pending` returned in another process."""
         if state is not None:
             self._pending[client_id] = state
 

@@ -30,7 +30,7 @@ class ModuleIsolation:
     def __init__(self, module: nn.Module) -> None:
         self._module, self.warned = module, set[str]()  # of what, in earlier visits
         self._snapshot: ModuleSnapshot | None = None
-        self._aside: dict[str, tuple[Metric, MetricState]] = {}
+        self._metric_states: dict[str, tuple[Metric, MetricState]] = {}
         self._in_visit = self._pinned = False
         self._changed: list[Object] | None = None
 
@@ -78,8 +78,8 @@ class ModuleIsolation:
         if not self._pinned:
             self.take_snapshot()
         self._in_visit, self._changed = True, None
-        self._aside = {name: (metric, MetricState(metric)) for name, metric in self.snapshot.joined.items()}
-        for metric, _ in self._aside.values():  # of all, before the first is emptied: some may share states
+        self._metric_states = {name: (metric, MetricState(metric)) for name, metric in self.snapshot.joined.items()}
+        for metric, _ in self._metric_states.values():  # of all, before the first is emptied: some may share states
             metric.reset()
 
     def end(self, limits: Limits = NO_LIMITS, attributes: Collection[str] | None = None) -> Change:
@@ -94,7 +94,7 @@ class ModuleIsolation:
                 raise ModuleError(_REFUSED.format(", ".join(map(repr, found.changed_names()))))
             if found.kind is OF_DATA:
                 found.restore()
-        deltas = {name: MetricDelta.of(metric) for name, (metric, _) in self._aside.items()}
+        deltas = {name: MetricDelta.of(metric) for name, (metric, _) in self._metric_states.items()}
         deltas = {name: delta for name, delta in deltas.items() if delta.updates}
         self._changed = changed
         return written(self.snapshot, changed, deltas, limits, attributes) if changed or deltas else Change()
@@ -106,9 +106,9 @@ class ModuleIsolation:
         for found in self.snapshot.changed() if self._changed is None else self._changed:
             if found.kind is not OF_DATA:
                 found.restore()
-        for _, before in self._aside.values():
+        for _, before in self._metric_states.values():
             before.restore()
-        self._in_visit, self._aside = False, {}
+        self._in_visit, self._metric_states = False, {}
 
     # ---- the round
 

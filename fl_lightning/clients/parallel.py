@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.arguments import Bounds, checked
-from fl_lightning.clients.base import AheadRunner, CohortExecutor, CohortRunner, bound_here
+from fl_lightning.clients.base import CohortExecutor, CohortRunner, DispatchingRunner, bound_here
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.update_rows import Upload
 from fl_lightning.clients.visits import VisitOutcome, VisitRecorder, packed
@@ -87,10 +87,10 @@ class _Worker(Fork):
     since: float = 0.0  # by ``time.monotonic()``
 
 
-class ParallelRunner(AheadRunner):
+class ParallelRunner(DispatchingRunner):
     """Lets workers train the clients of a round. This process trains no client itself while they can."""
 
-    fewest = 2
+    min_clients = 2
 
     def __init__(self, clients: ClientRunner, workers: int, timeout: float | None = None) -> None:
         super().__init__(clients, "Parallel")
@@ -101,12 +101,12 @@ class ParallelRunner(AheadRunner):
         warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
 
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:
-        """See :meth:`AheadRunner.begin_round`."""
+        """See :meth:`DispatchingRunner.begin_round`."""
         self.close()
         super().begin_round(tasks)
 
     def train(self, task: ClientTask) -> Upload:
-        """See :meth:`AheadRunner.train`."""
+        """See :meth:`DispatchingRunner.train`."""
         for worker in self._workers:  # it may have waited for this process until now
             worker.since = time.monotonic()
         return super().train(task)
@@ -114,7 +114,7 @@ class ParallelRunner(AheadRunner):
     def end_round(self) -> None:
         """Waits until all workers have said that they are done; they end by themselves, which takes milliseconds."""
         while self._serving():
-            self.listen()
+            self.receive()
         super().end_round()
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class ParallelRunner(AheadRunner):
 
     # ---- in this process
 
-    def send_out(self, places: list[int]) -> None:
+    def dispatch(self, places: list[int]) -> None:
         """Makes new workers, which are copies of this process as it is now."""
         self._waiting = places[::-1]  # those that nobody trains yet; the next one is the last
         for _ in range(min(self._size, len(places))):
@@ -147,20 +147,20 @@ class ParallelRunner(AheadRunner):
     def _serving(self) -> dict[object, _Worker]:
         return {worker.channel: worker for worker in self._workers if not worker.channel.closed}
 
-    def listen(self) -> None:
+    def receive(self) -> None:
         """Waits for workers, and ends those that take too long."""
         serving, limit = self._serving(), self._timeout
         seconds = limit and max(min(worker.since for worker in serving.values()) + limit - time.monotonic(), 0)
         for channel in wait([worker.channel for worker in serving.values()], seconds):
             if channel in self._serving():
-                self._hear(serving[channel])
+                self._receive_from(serving[channel])
         for worker in self._serving().values():
             if limit is not None and time.monotonic() - worker.since > limit:
                 worker.kill()
                 error = f"it trained for more than timeout={limit:g} s, and its worker process was killed"
                 self._lose(worker, TimeoutError(error))
 
-    def _hear(self, worker: _Worker) -> None:
+    def _receive_from(self, worker: _Worker) -> None:
         """Takes a message: an outcome, why a worker cannot train, or in the end why its updates cannot be used."""
         try:
             packed = worker.channel.recv_bytes()

@@ -85,7 +85,7 @@ class VisitRecorder:
         with _noted_warnings() as warned:
             try:
                 upload = clients.train(task)
-                optimizers = clients.optimizers.take_aside(task.client_id)
+                optimizers = clients.optimizers.pop_pending(task.client_id)
             except BaseException as raised:
                 upload, error, trace = None, portable(raised), traceback.format_exc()
             clients.restore()
@@ -117,7 +117,7 @@ class OutcomeReplayer:
         if outcome.error is not None:
             raise outcome.error from (_ElsewhereError(outcome.trace) if outcome.trace else None)
         assert outcome.upload is not None
-        clients.optimizers.put_aside(task.client_id, outcome.optimizers)
+        clients.optimizers.set_pending(task.client_id, outcome.optimizers)
         clients.rows.received(task.index)
         return outcome.upload
 

@@ -241,7 +241,7 @@ class VisitStrategy(OneDevice):
         own = {"rule": upload.report.local_state, "round": self._message.round}
         if not upload.report.local_state and self._before is not None:  # what it had stays
             own = {name: self._before[name] for name in ("rule", "round")}
-        self.state_after = {**own, "optimizers": self.side.runner.optimizers.take_aside(self._client_id)}
+        self.state_after = {**own, "optimizers": self.side.runner.optimizers.pop_pending(self._client_id)}
 
     # ---- what the evaluator asks of a model: the message's parameters are bound all the time
 

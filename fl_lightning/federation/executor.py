@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from fl_lightning.arguments import Bounds, check
-from fl_lightning.clients.base import AheadRunner, CohortExecutor, CohortRunner, SequentialRunner, bound_here
+from fl_lightning.clients.base import CohortExecutor, CohortRunner, DispatchingRunner, SequentialRunner, bound_here
 from fl_lightning.clients.client_optimizers import scheduled_state
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.visits import VisitOutcome
@@ -91,7 +91,7 @@ class Workers(ABC):
         """The fit is over, however it ended, perhaps in the middle of :meth:`run`."""
 
 
-class RemoteRunner(AheadRunner):
+class RemoteRunner(DispatchingRunner):
     """Lets workers answer requests."""
 
     def __init__(self, clients: ClientRunner, executor: Executor, work: Work) -> None:
@@ -101,7 +101,7 @@ class RemoteRunner(AheadRunner):
         self._sent = 0  # requests of all rounds; each has a place of its own among them
 
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:
-        """See :meth:`AheadRunner.begin_round`."""
+        """See :meth:`DispatchingRunner.begin_round`."""
         if self._workers is None and self.fallback is None:
             name = f"what start of {type(self._executor).__name__} returns"
             self._workers = check(name, self._executor.start(self._work), Workers)
@@ -113,7 +113,7 @@ class RemoteRunner(AheadRunner):
         if workers is not None:
             workers.stop()
 
-    def send_out(self, places: list[int]) -> None:
+    def dispatch(self, places: list[int]) -> None:
         """Makes requests."""
         assert self._workers is not None
         self._places, tasks = places, self._tasks
@@ -123,12 +123,12 @@ class RemoteRunner(AheadRunner):
         self._arriving = iter(check(f"what run of {type(self._workers).__name__} returns", arriving, Iterable[Any]))
         self._sent += len(places)
 
-    def listen(self) -> None:
+    def receive(self) -> None:
         """Takes the next answer."""
         run, last = f"run of {type(self._workers).__name__}", len(self._places) - 1
         arrived = next(self._arriving, None)
         if arrived is None:
-            missing = self._places.index(self._turn)
+            missing = self._places.index(self._current)
             raise ValueError(f"{run} must yield an answer to each of the {last + 1} requests, found none to {missing}")
         number, answer = check(f"what {run} yields", arrived, tuple[int, bytes | Exception], Bounds(0, last))
         place = self._places[number]

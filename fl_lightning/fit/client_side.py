@@ -65,7 +65,7 @@ class ClientSide:
             rank_zero_info(f"{name} passes something on from one client of a round to the next: {words}")
         for words in self.runner.isolation.not_joined():
             rank_zero_info(f"{name} has a metric to which clients cannot add together: {words}")
-        self._crew = self._cohort_runner(executor)
+        self._cohort_runner = self._make_cohort_runner(executor)
         self._notice: str | None = None  # empty once it was given
 
     def _check_module(self) -> None:
@@ -73,17 +73,19 @@ class ClientSide:
         client_lr, _ = client_learning_rate(trainer.optimizers)
         check_module(trainer.lightning_module, options.method, self._binding.layout, trainer.optimizers, client_lr)
 
-    def _cohort_runner(self, executor: CohortExecutor) -> CohortRunner:
+    def _make_cohort_runner(self, executor: CohortExecutor) -> CohortRunner:
         obstacle = executor.obstacle(self.runner)
-        crew = executor.runner(self.runner) if obstacle is None else SequentialRunner(self.runner, obstacle)
-        if crew.fallback is not None:
-            rank_zero_info(f"{type(executor).__name__} trains this fit's clients one after the other: {crew.fallback}")
-        return crew
+        runner = executor.runner(self.runner) if obstacle is None else SequentialRunner(self.runner, obstacle)
+        if runner.fallback is not None:
+            rank_zero_info(
+                f"{type(executor).__name__} trains this fit's clients one after the other: {runner.fallback}"
+            )
+        return runner
 
     @property
     def fallback(self) -> str | None:
         """Why clients train one after the other although another executor was asked for, or ``None``."""
-        return self._crew.fallback
+        return self._cohort_runner.fallback
 
     @property
     def loaders(self) -> ClientLoaders:
@@ -97,12 +99,12 @@ class ClientSide:
         self.follow_optimizers()
         check_accumulation(self._trainer, self.runner.batches.window)
         self.runner.begin_round()
-        self._crew.begin_round(tasks)
+        self._cohort_runner.begin_round(tasks)
 
     def train(self, task: ClientTask) -> Upload:
         """Trains the next client of the round; the module holds the global model before it, and afterwards."""
         try:
-            upload = self._crew.train(task)
+            upload = self._cohort_runner.train(task)
             self._note_skipped(upload)
             return upload
         finally:
@@ -129,14 +131,14 @@ class ClientSide:
         """Losses of clients at other parameters ``[n]``, as they were measured in this round: float64 on the CPU."""
         self._binding.bind_flat(params.detach().to(self._binding.theta.dtype).contiguous())
         try:
-            losses = self._crew.losses(clients, lambda c: self.runner.measure(c, round, _LOSSES)["loss"])
+            losses = self._cohort_runner.losses(clients, lambda c: self.runner.measure(c, round, _LOSSES)["loss"])
             return torch.tensor(losses, dtype=torch.float64)
         finally:
             self._binding.bind_global()
 
     def end_round(self) -> None:
         """All clients of the round were trained; raises what :meth:`ClientRunner.check_round` raises."""
-        self._crew.end_round()
+        self._cohort_runner.end_round()
         self.runner.optimizers.restore()
         self.runner.check_round()
         if self._notice:
@@ -145,7 +147,7 @@ class ClientSide:
 
     def close(self) -> None:
         """The fit is over, however it ended."""
-        self._crew.close()
+        self._cohort_runner.close()
 
 
 def _warn_of_batch_hooks(trainer: Trainer) -> None:

@@ -168,7 +168,7 @@ class FitLifecycle:
     def showing(self) -> Iterator[None]:
         """Lets the module show what a checkpoint is to hold: the parameters that the method wants evaluated."""
         assert self._binding is not None
-        self._binding.fetch()
+        self._binding.sync()
         fit = self._fit
         with self._binding.showing(self._binding.theta if fit is None else fit.shown(fit.saved_theta)):
             yield
@@ -185,7 +185,7 @@ class FitLifecycle:
     def show(self) -> None:
         """Binds the parameters that the method wants evaluated."""
         if self._binding is not None:
-            self._binding.fetch()
+            self._binding.sync()
             theta = self._binding.theta
             params = theta if self._fit is None else self._fit.shown(theta)
             if params is not theta:

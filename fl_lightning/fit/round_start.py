@@ -26,7 +26,7 @@ class RoundStart:
         self._binding, self._bank = binding, buffers
         callback = users_callback(trainer.callbacks, _HOOK)  # type: ignore[attr-defined]
         hooked = callback is not None or is_overridden(_HOOK, trainer.lightning_module)
-        binding.fetch()
+        binding.sync()
         self.theta = binding.theta.clone() if hooked else binding.theta  # [n]
         self.unsaved = buffers.unsaved()  # non-persistent buffers
         buffers.remember()

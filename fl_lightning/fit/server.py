@@ -138,7 +138,9 @@ class Server:
         failed.
         """
         drop, skipped = self.failures.drop, self.failures.skipped
-        reports = self._usable(current, lambda upload, why, others: drop(current, upload.client_id, why, others=others))
+        reports = self._usable(
+            current, lambda upload, why, any_usable: drop(current, upload.client_id, why, any_usable=any_usable)
+        )
         uploads, count = reports.uploads, len(reports.uploads)
         if count < self._options.min_clients:
             reason = f"{count} usable report{'s' * (count > 1)}, fewer than min_clients={self._options.min_clients}"
@@ -186,7 +188,7 @@ class Server:
 
     def trial(self, current: Round) -> str | None:
         """Why the method cannot work with these uploads alone; ``None`` if it can. Everything stays as it was."""
-        reports = self._usable(current, lambda upload, why, others: None)
+        reports = self._usable(current, lambda upload, why, any_usable: None)
         if not reports.uploads:
             return None
         indices = [upload.index for upload in reports.uploads]

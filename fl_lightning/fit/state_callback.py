@@ -121,4 +121,4 @@ class FederatedState(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Comes before other callbacks save a checkpoint, for which other processes no longer wait."""
-        trainer.strategy.leave(exception)  # type: ignore[attr-defined]
+        trainer.strategy.abandon(exception)  # type: ignore[attr-defined]

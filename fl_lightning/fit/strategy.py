@@ -221,7 +221,7 @@ class FederatedStrategy(ReadableStrategy):
 
     def on_exception(self, exception: BaseException) -> None:
         """Puts the global weights back into the module, in training mode, after any error."""
-        self.leave(exception)
+        self.abandon(exception)
         self._evaluator.stop()
         self._fits.abort()
         super().on_exception(exception)

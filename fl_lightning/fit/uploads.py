@@ -92,11 +92,11 @@ def usable(
         return UsableUploads([], torch.zeros(0, dtype=torch.float64), [])
     norms, losses = _magnitudes(uploads, rows)
     buffers = bank.finite([upload.buffers for upload in uploads]).tolist()
-    others = rows.companion_norms([upload.index for upload in uploads])
+    companion_norms = rows.companion_norms([upload.index for upload in uploads])
     usable_places: list[int] = []
     flawed: list[tuple[Upload, str]] = []
     for place, upload in enumerate(uploads):
-        loss, companions = losses[place], others[place]
+        loss, companions = losses[place], companion_norms[place]
         extras = _not_finite(upload.report.extras, rule)
         if not isfinite(float(norms[place])):
             flawed.append((upload, "its update is not finite"))
@@ -157,7 +157,7 @@ class Failures:
         self.names: Sequence[str] = numbered(num_clients)
 
     def drop(
-        self, current: Round, client_id: int, reason: str, cause: Exception | None = None, others: bool = True
+        self, current: Round, client_id: int, reason: str, cause: Exception | None = None, any_usable: bool = True
     ) -> None:
         """Leaves a client out of the round with a warning, or raises, by policy; a fault of the module raises."""
         label = client_label(client_id, self.names)
@@ -165,7 +165,7 @@ class Failures:
         if at_fault or self._options.on_client_error == "raise":
             succeeded = cause is None or bool(current.uploads) or current.index > 0
             hint = "no client has succeeded, so look at the module, its learning rate and the data"
-            hint = "on_client_error='drop' leaves such clients out" if others and succeeded else hint
+            hint = "on_client_error='drop' leaves such clients out" if any_usable and succeeded else hint
             hint = "it is the module's fault" if at_fault else hint
             raise ClientError(f"client {label} in round {current.index}: {reason} ({hint})") from cause
         current.dropped[client_id] = reason

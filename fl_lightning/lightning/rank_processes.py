@@ -80,22 +80,22 @@ def connect(backend: str, address: tuple[str, int], rank: int, size: int, timeou
     """Connects this process with the others until the program ends; waits at least 10 minutes for them to come."""
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address[0], str(address[1])
     patience = max(timeout, _START)
-    meeting, _, _ = next(rendezvous("env://", rank, size, timeout=patience))
-    store = _fresh_store(meeting, address[0], rank, patience)
+    rendezvous_store, _, _ = next(rendezvous("env://", rank, size, timeout=patience))
+    store = _fresh_store(rendezvous_store, address[0], rank, patience)
     store.set_timeout(timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     atexit.register(_disconnect)
 
 
-def _fresh_store(meeting: Any, host: str, rank: int, patience: timedelta) -> Any:
+def _fresh_store(rendezvous_store: Any, host: str, rank: int, patience: timedelta) -> Any:
     """A store without a past. torchrun starts a fit again with one that still has the addresses of the dead."""
     if rank == 0:
         store = TCPStore(host, 0, is_master=True, timeout=patience, wait_for_workers=False)
-        meeting.set("fl_lightning", str(store.port))
+        rendezvous_store.set("fl_lightning", str(store.port))
         return store
     end = time.monotonic() + patience.total_seconds()
     while True:
-        port = int(meeting.get("fl_lightning"))
+        port = int(rendezvous_store.get("fl_lightning"))
         try:
             return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=5))
         except RuntimeError:  # this is the port of a dead process, and the first rank is yet to come

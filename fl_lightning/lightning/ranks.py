@@ -96,7 +96,7 @@ class Ranks:
         if self.abandoned:
             return value
         box = [value]
-        with self._meeting():
+        with self._synchronized():
             dist.broadcast_object_list(box, source, device=torch.device("cpu"))
         return box[0]
 
@@ -104,7 +104,7 @@ class Ranks:
         """Every rank's value, in the order of ranks, on all ranks; what is on GPUs comes to this process's."""
         packed = pack(value)
         found: list[Any] = [None] * self.size
-        with self._meeting():
+        with self._synchronized():
             dist.all_gather_object(found, packed)
         return [unpack(part, self.device) for part in found]
 
@@ -117,7 +117,7 @@ class Ranks:
         if len(part) < longest:
             padded = torch.cat([part, part.new_zeros(longest - len(part), *rest)])
         found = [part.new_empty(longest, *rest) for _ in sizes]
-        with self._meeting():
+        with self._synchronized():
             dist.all_gather(found, padded)
         return [theirs[:size] for theirs, size in zip(found, sizes, strict=True)]
 
@@ -157,7 +157,7 @@ class Ranks:
             self._store.delete_key(key)
 
     @contextmanager
-    def _meeting(self) -> Iterator[None]:
+    def _synchronized(self) -> Iterator[None]:
         """Around what all ranks do together; leaves a note that this rank has come."""
         self._exchanges += 1
         with self._answered():

@@ -116,7 +116,7 @@ class OneDevice(SingleDeviceStrategy):
                 self.ranks.signals = signals = HeldSignals(trainer)
                 self._undo.enter_context(signals.holding())
 
-    def leave(self, exception: BaseException) -> None:
+    def abandon(self, exception: BaseException) -> None:
         """The trainer function ends with an exception, in this process alone unless it is a signal that all follow."""
         if self.ranks is not None and not is_termination(exception):
             self.ranks.abandon()

@@ -23,15 +23,15 @@ def compare(folder, make_strategy=dict, alone=False, **options):
     outcomes, sizes = [], []
     options = {"rounds": 3, "trainer": {}, **options}
     options["trainer"] = {"limit_val_batches": 0, **options["trainer"]}
-    send_out = ParallelRunner.send_out
+    dispatch = ParallelRunner.dispatch
 
     def counted(runner, places):
-        send_out(runner, places)
+        dispatch(runner, places)
         sizes.append(len(runner._workers))
 
     for executor in EXECUTORS:
         project = Project(strategy={**make_strategy(), "executor": executor}, **options)
-        with patch.object(ParallelRunner, "send_out", counted):
+        with patch.object(ParallelRunner, "dispatch", counted):
             outcomes.append(project.fit(folder))
     for outcome in outcomes[1:]:
         assert_equal(outcome, outcomes[0], 0)

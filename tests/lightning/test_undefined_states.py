@@ -16,7 +16,7 @@ from torchmetrics import classification, regression, retrieval
 from torchmetrics.wrappers import BootStrapper, ClasswiseWrapper, MinMaxMetric
 
 import fl_lightning as fl
-from fl_lightning.lightning.module.undefined_metrics import Noticed
+from fl_lightning.lightning.module.undefined_metrics import MetricWarnings
 from fl_lightning.lightning.undefined_states import undefined
 
 EVEN = torch.tensor([0, 1, 0, 1, 1, 0])
@@ -98,7 +98,7 @@ def averages(name):
 
 
 def judged(metric, *given, **options):
-    noticed = Noticed()
+    noticed = MetricWarnings()
     with noticed.installed():
         metric.update(*given, **options)
         return noticed.computed(metric)

@@ -57,23 +57,23 @@ class RankedRunner(CohortRunner):
     ) -> None:
         self._clients, self._ranks, self._exchange, self._state = clients, ranks, exchange, state
         self._recorder, self._replayer = VisitRecorder(clients), OutcomeReplayer(clients)
-        self._tasks, self._turn = list[ClientTask](), -1
+        self._tasks, self._current = list[ClientTask](), -1
         callbacks: list[Callback] = clients.trainer.callbacks  # type: ignore[attr-defined]
         self._between = users_callback(callbacks, "on_train_batch_start", "on_train_batch_end")
 
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:
         """Training begins when the first client is asked for."""
-        self._tasks, self._turn = list(tasks), -1
+        self._tasks, self._current = list(tasks), -1
         self._outcomes: dict[int, VisitOutcome] = {}
 
     def train(self, task: ClientTask) -> Upload:
         """Repeats the next client here; the first call trains this rank's clients and waits for the others."""
-        self._turn += 1
-        if self._turn == 0:
+        self._current += 1
+        if self._current == 0:
             self._train_own()
         elif self._between is not None:
             self._check_between(self._between)
-        return self._replayer.replay(task, self._outcomes.pop(self._turn))
+        return self._replayer.replay(task, self._outcomes.pop(self._current))
 
     def _train_own(self) -> None:
         ranks, left = self._ranks, list(range(len(self._tasks)))

@@ -186,10 +186,10 @@ class Members:
         for node, reply in self._mailbox.look().items():
             self._asked.pop(node, None)
             if node in online and node not in self.nodes.values() and not reply.silent:
-                self._hear(node, reply)  # who could not be reached is asked again
+                self._on_reply(node, reply)  # who could not be reached is asked again
         return bool((self._asked.keys() & online) - self._slow)
 
-    def _hear(self, node: int, reply: Reply) -> None:
+    def _on_reply(self, node: int, reply: Reply) -> None:
         if reply.content is None:
             self._refuse(node, reply.failure)
             return

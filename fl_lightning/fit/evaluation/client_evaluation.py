@@ -98,7 +98,7 @@ class ClientEvaluation:
         """Around the whole evaluation."""
         end = partial(self._end_for_all, getattr(self._module, self._alone.hook))
         with (
-            self._notes.noticed.installed(), self._steps, shadowed(self._module, **{self._alone.hook: end}),
+            self._notes.metric_warnings.installed(), self._steps, shadowed(self._module, **{self._alone.hook: end}),
             numbered_batches(self._trainer, self._word, lambda: self._number),
         ):  # fmt: skip
             yield

@@ -26,7 +26,7 @@ from fl_lightning.lightning.names import LightningModule
 from fl_lightning.lightning.undefined_states import Undefined, undefined
 
 
-class Noticed:
+class MetricWarnings:
     """Hears what torchmetrics warns of while it is installed, also what Python would show only once."""
 
     def __init__(self) -> None:
@@ -39,13 +39,13 @@ class Noticed:
         # Not warnings.catch_warnings: it makes Python show again, in every round, what it has shown once.
         module = vars(prints)
         outer = module["warnings"]
-        module["warnings"] = SimpleNamespace(warn=partial(self._hear, outer.warn))
+        module["warnings"] = SimpleNamespace(warn=partial(self._on_warning, outer.warn))
         try:
             yield
         finally:
             module["warnings"] = outer
 
-    def _hear(self, warn: Callable[..., None], message: Any, *args: Any, **kwargs: Any) -> None:
+    def _on_warning(self, warn: Callable[..., None], message: Any, *args: Any, **kwargs: Any) -> None:
         if self._computes or _is_computing():
             self.reasons.append(str(message).split(". ")[0].rstrip("."))
             if self._captures:
@@ -102,7 +102,7 @@ class LogNotes:
     """What a client's steps and hooks log: what is undefined, and from which metric object a value came."""
 
     def __init__(self, module: LightningModule) -> None:
-        self._module, self.noticed = module, Noticed()
+        self._module, self.metric_warnings = module, MetricWarnings()
         self.metrics: Sequence[tuple[Metric, bool]] = ()  # of the module, and whether they are in other ones
         self.undefined: dict[str, str] = {}
         self.sources: dict[str, Metric] = {}
@@ -120,30 +120,30 @@ class LogNotes:
                 compute = partial(self._compute, metric, metric.compute, is_inside, judges)
                 stack.enter_context(shadowed(metric, compute=compute))
             stack.enter_context(shadowed(self._module, log=partial(self._log, self._module.log)))
-            stack.enter_context(self.noticed.captured() if quietly else ExitStack())
+            stack.enter_context(self.metric_warnings.captured() if quietly else ExitStack())
             yield
 
     def next_batch(self) -> None:
         """What functions have warned of, and what metrics have computed, concerns the batches before."""
-        self.noticed.reasons.clear()
+        self.metric_warnings.reasons.clear()
         self._computed.clear()
 
     def computed(self, metric: Metric) -> tuple[Any, str | None]:
         """A metric's value, NaN where it is undefined, and why."""
-        value, reason = self.noticed.computed(metric)
+        value, reason = self.metric_warnings.computed(metric)
         return value, reason or next((found[2] for found in self._computed if found[0] is value), None)
 
     def _compute(self, metric: Metric, compute: Callable[[], Any], is_inside: bool, judges: bool) -> Any:
         if judges:
-            value, reason = self.noticed.computed(metric, compute)
+            value, reason = self.metric_warnings.computed(metric, compute)
         else:
-            of_batch, heard = in_forward(metric), len(self.noticed.reasons)
+            of_batch, heard = in_forward(metric), len(self.metric_warnings.reasons)
             value = compute()
-            reason = self.noticed.computed(metric, lambda: value, of_batch)[1]
-            reason = reason or next(iter(self.noticed.reasons[heard:]), None)
-            del self.noticed.reasons[heard:]
+            reason = self.metric_warnings.computed(metric, lambda: value, of_batch)[1]
+            reason = reason or next(iter(self.metric_warnings.reasons[heard:]), None)
+            del self.metric_warnings.reasons[heard:]
             if reason is not None and is_inside and of_batch:  # the outer one makes another value of it
-                self.noticed.reasons.append(reason)
+                self.metric_warnings.reasons.append(reason)
         self._computed += [(item, metric, reason) for item in (value.values() if isinstance(value, dict) else (value,))]
         return value
 
@@ -152,7 +152,7 @@ class LogNotes:
         if source is not None:
             self.sources[name] = source[1]
         # A function that has warned may have given this value or another one: none of them is to be trusted.
-        reason = (source and source[2]) or next(iter(self.noticed.reasons), None)
+        reason = (source and source[2]) or next(iter(self.metric_warnings.reasons), None)
         if reason is not None and not isinstance(value, Metric):
             self.undefined[name] = reason
         log(name, value, *args, **kwargs)

@@ -22,7 +22,7 @@ from torchmetrics.functional.classification import binary_auroc
 from torchmetrics.nominal import CramersV
 
 import fl_lightning as fl
-from fl_lightning.lightning.module.undefined_metrics import Noticed
+from fl_lightning.lightning.module.undefined_metrics import MetricWarnings
 
 ONES, SCORES = torch.ones(6, dtype=torch.int64), torch.linspace(0.1, 0.9, 6)
 WARNED = {
@@ -39,7 +39,7 @@ WARNED = {
 def test_what_torchmetrics_warns_of_while_it_computes_is_undefined(begin, recwarn):
     metric, data = WARNED[begin]
     metric.reset()
-    noticed = Noticed()
+    noticed = MetricWarnings()
     with noticed.installed():
         if data is not None:
             metric.update(*data)
@@ -52,7 +52,7 @@ def test_what_torchmetrics_warns_of_while_it_computes_is_undefined(begin, recwar
 
 
 def test_other_warnings_go_on():
-    metric, noticed = MeanMetric(nan_strategy="warn"), Noticed()
+    metric, noticed = MeanMetric(nan_strategy="warn"), MetricWarnings()
     with noticed.installed(), noticed.captured() as reasons:
         with pytest.warns(UserWarning, match="Encountered `nan` values"):
             metric.update(torch.tensor([1.0, math.nan]))
