@@ -16,7 +16,6 @@ from torch.utils.data import TensorDataset
 
 import fl_lightning as fl
 from fl_lightning.algorithms import FCFL, FairReg
-from fl_lightning.core.errors import ClientError
 
 pytestmark = pytest.mark.fit
 
@@ -132,14 +131,6 @@ def test_disparities_are_measured_in_eval_mode_and_nothing_is_logged():
     assert module.training
 
 
-def test_a_client_without_a_group_is_counted_and_warned_of():
-    with pytest.warns(UserWarning, match="client 1 has no sample in group 1"):
-        module, _, trainer = fit_loans(FCFL(0.05), data=data(lacking=1))
-    assert weights(module).isfinite().all()
-    assert float(trainer.callback_metrics["fed/without_group"]) == 1
-    assert trainer.strategy.last_round.client_ids == (0, 1, 2)
-
-
 class Groupless(Plain):
     federated_groups = None
 
@@ -150,18 +141,3 @@ def test_a_module_that_knows_no_groups_is_refused_before_the_first_round(rule):
     with pytest.raises(ValueError, match=r"define federated_groups\(self, batch\) on Groupless, which returns scores"):
         quiet_trainer(fl.FederatedStrategy(rule()), 1).fit(module, federated_blobs())
     assert torch.equal(weights(module), weights(fresh(Groupless)))
-
-
-def test_the_unconstrained_variant_asks_for_no_groups():
-    module = fresh(Groupless)
-    quiet_trainer(fl.FederatedStrategy(FCFL(None, stage1_rounds=2)), 4).fit(module, federated_blobs())
-    assert not torch.equal(weights(module), weights(fresh(Groupless)))
-
-
-def test_broken_groups_name_the_client():
-    class Broken(Loans):
-        def federated_groups(self, batch):
-            return self.net(batch[0]), batch[1], batch[2]
-
-    with pytest.raises(ClientError, match=r"client 0 in round 0: .*Broken.federated_groups must return .* one shape"):
-        fit_loans(FCFL(0.1), module=fresh(Broken))

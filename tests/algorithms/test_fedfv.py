@@ -2,11 +2,10 @@
 import math
 from itertools import permutations
 
-import numpy as np
 import pytest
 import torch
 import vector_forms
-from algorithm_cohorts import SIZES, make_cohort, random_rows, sampled_rounds, switched
+from algorithm_cohorts import SIZES, make_cohort, random_rows, sampled_rounds
 
 from fl_lightning.algorithms import Federation, FedFV
 from fl_lightning.core.layout import ParamLayout
@@ -21,21 +20,6 @@ def opposed_rows(m, seed):
 def opposed_rounds(rounds, clients, m, seed):
     for cohort in sampled_rounds(rounds, clients, m, seed):
         yield make_cohort(opposed_rows(m, 100 * seed + cohort.round), cohort.losses, cohort.client_ids, cohort.round)
-
-
-@pytest.mark.parametrize(("reading", "window"), [("library", "absent"), ("code", "reference")])
-@pytest.mark.parametrize("tau", [0, 1, 3, 10])
-@pytest.mark.parametrize("eps", [0.0, 1e-6, 3.0])
-def test_equals_vector_form_over_rounds(reading, window, tau, eps):
-    rule = switched(FedFV(0.2, tau, reading), eps=eps)
-    other = vector_forms.FedFV(0.2, tau, window, eps=eps)
-    external = 0
-    for cohort in opposed_rounds(16, 12, 4, seed=71):
-        expected = other.step(cohort.updates.rows.numpy(), cohort.losses.numpy(), cohort.client_ids, cohort.round)
-        step = rule.aggregate(cohort)
-        np.testing.assert_allclose(step.numpy(), expected, rtol=0, atol=1e-11 * np.linalg.norm(expected))
-        external += rule.report.scalars["external_conflicts"]
-    assert (external == 0) == (tau == 0)
 
 
 def steps_in_order(rounds, **arguments):

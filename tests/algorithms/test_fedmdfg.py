@@ -1,49 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
 
-import numpy as np
 import pytest
 import torch
-import vector_forms
-from algorithm_cohorts import make_cohort, random_rows, sampled_rounds, switched
+from algorithm_cohorts import make_cohort, random_rows, switched
 
 from fl_lightning.algorithms import FedMDFG
-
-
-def quadratic_losses(gradients, losses, curvature=0.3):
-    """Losses with the given values and gradients at 0, and some curvature."""
-    gradients, losses = torch.as_tensor(gradients), torch.as_tensor(losses)
-    return lambda params: losses + gradients @ params + curvature * params @ params
-
-
-@pytest.mark.parametrize(("theta", "s"), [(math.pi / 16, 5), (0.01, 3), (math.pi / 2, 1), (0.3, 0)])
-def test_equals_vector_form_over_rounds(theta, s):
-    rule, other, eta = FedMDFG(theta=theta, s=s), vector_forms.FedMDFG(theta, s, 1e-4), 0.05
-    lengths, fair, remembered = set(), 0, 0
-    for cohort in sampled_rounds(9, 6, 3, seed=41):
-        gradients = cohort.updates.rows
-        asked = quadratic_losses(gradients, cohort.losses, [0.01, 1.0, 30.0][cohort.round % 3])
-        eta *= 0.9  # rows of earlier rounds were made with another rate
-        expected = other.step(
-            gradients.numpy(),
-            cohort.losses.numpy(),
-            cohort.client_ids,
-            cohort.round,
-            eta,
-            lambda a_d, asked=asked: asked(-torch.from_numpy(a_d)).numpy(),
-        )
-        step = rule.aggregate(
-            make_cohort(eta * gradients, cohort.losses, cohort.client_ids, cohort.round, lr=eta, losses_at=asked)
-        )
-        np.testing.assert_allclose(step.numpy(), expected, rtol=0, atol=1e-9 * np.linalg.norm(expected))
-        scalars = rule.report.scalars
-        assert scalars["step_length"] == pytest.approx(other.length / eta)
-        lengths.add(scalars["step_length"])
-        fair += scalars["fair_row"]
-        remembered += scalars["history_rows"]
-    assert len(lengths) > (1 if s > 0 else 0)
-    assert remembered > 0
-    assert fair > 0
 
 
 def test_clients_without_gradient_are_dropped_for_the_round():

@@ -6,10 +6,14 @@ digits. So the vector form takes the weights that the rule found, for the hull t
 weights are judged apart: by their objective on that hull, against enumeration and an interior-point solver.
 """
 
+import math
+
 import numpy as np
 import pytest
 import qp_cases
+import torch
 import vector_forms
+from algorithm_cohorts import make_cohort, switched
 from cases import pairwise
 from cohort_families import FAMILIES, LAYOUT, rounds_of
 
@@ -96,30 +100,46 @@ def test_fedlf(family, equalise, window, cohort, scale, monkeypatch):
     assert compared > 1
 
 
-@pytest.mark.parametrize(("family", "theta", "cohort", "scale"), pairwise(FAMILIES, [0.01, 1.5], COHORTS, SCALES))
-def test_fedmdfg(family, theta, cohort, scale, monkeypatch):
+def quadratic_losses(gradients, losses, curvature):
+    """Losses with the given values and gradients at 0, and some curvature."""
+    return lambda params: losses + gradients @ params + curvature * params @ params
+
+
+SEARCHES = [(0.01, 5), (math.pi / 16, 3), (1.5, 1), (0.3, 0)]  # theta and s
+
+
+@pytest.mark.parametrize(("family", "search", "cohort", "scale"), pairwise(FAMILIES, SEARCHES, COHORTS, SCALES))
+def test_fedmdfg(family, search, cohort, scale, monkeypatch):
     m, clients = cohort
     replay, eta, compared = Replay(monkeypatch), 0.1, 0
-    rule, other = FedMDFG(theta=theta), vector_forms.FedMDFG(theta, 5, 1e-4, replay)
-    for cohort in rounds_of(family, m, 4, 3, clients, 0.1 * scale, lr=eta):
+    rule, other = FedMDFG(theta=search[0], s=search[1]), vector_forms.FedMDFG(*search, 1e-4, replay)
+    for cohort in rounds_of(family, m, 4, 3, clients, scale):
         replay.found.clear()
-        step = rule.aggregate(cohort)
-        rows, asked = cohort.updates.rows.numpy() / eta, lambda a_d, cohort=cohort: cohort.losses_at(a_d).numpy()
-        expected = other.step(rows, cohort.losses.numpy(), cohort.client_ids, cohort.round, eta, asked)
+        eta *= 0.9  # rows of earlier rounds were made with another rate
+        ids, when, gradients, losses = cohort.client_ids, cohort.round, cohort.updates.rows, scale**2 * cohort.losses
+        asked = quadratic_losses(gradients, losses, [0.01, 1.0, 30.0][when])
+        step = rule.aggregate(make_cohort(eta * gradients, losses, ids, when, LAYOUT, eta, asked))
+        there = lambda a_d, asked=asked: asked(-torch.from_numpy(a_d)).numpy()  # noqa: E731
+        expected = other.step(gradients.numpy(), losses.numpy(), ids, when, eta, there)
         if other.direction > 1e-3:
             assert_equal(step, expected)
+            assert rule.report.scalars["step_length"] == pytest.approx(other.length / eta)
             compared += 1
     replay.judge()
     assert compared > 1
 
 
 @pytest.mark.parametrize(
-    ("family", "kind", "alpha", "cohort", "scale"),
-    pairwise(FAMILIES, [("library", "absent"), ("code", "reference")], [0.0, 0.34, 1.0], [*COHORTS, (6, 15)], SCALES),
-)
-def test_fedfv(family, kind, alpha, cohort, scale):
-    (reading, window), (m, clients), compared = kind, cohort, 0
-    rule, other = FedFV(alpha, 2, reading), vector_forms.FedFV(alpha, 2, window)
+    ("family", "kind", "alpha", "tau", "cohort", "scale"),
+    pairwise(
+        FAMILIES, [("library", "absent"), ("code", "reference")], [0.0, 0.34, 1.0], [0, 1, 2, 3],
+        [*COHORTS, (6, 15)], [*((scale, 0.0) for scale in SCALES), (1.0, 1e-6), (1.0, 3.0)],
+    ),
+)  # fmt: skip
+def test_fedfv(family, kind, alpha, tau, cohort, scale):
+    (reading, window), (m, clients), (scale, eps), compared = kind, cohort, scale, 0
+    rule = switched(FedFV(alpha, tau, reading), eps=eps)
+    other = vector_forms.FedFV(alpha, tau, window, eps=eps)
     for cohort in rounds_of(family, m, 5, 5, clients, scale):
         step = rule.aggregate(cohort)
         expected = other.step(cohort.updates.rows.numpy(), cohort.losses.numpy(), cohort.client_ids, cohort.round)

@@ -57,9 +57,6 @@ def conflicts(rule, cohort, step):
     return sum(int((rows[:, part] @ step[part] < -noise).sum()) for part in parts)
 
 
-# 1. The weights of a hull are optimal, and the step is one that nobody conflicts with.
-
-
 @every_common_descent
 @given(cohort=cohorts())
 @quick
@@ -77,9 +74,6 @@ def test_with_independent_rows_everybody_gains(name, cohort):
     assert (cohort.updates.rows @ step > 0).all()
 
 
-# 2. FedLF: the slopes of layers add up to the model's; one block with the other fair row is FedMDFG's direction.
-
-
 @given(cohort=cohorts(independent=True))
 @quick
 def test_one_block_of_rows_of_one_length_is_fedmdfg(cohort):
@@ -89,12 +83,6 @@ def test_one_block_of_rows_of_one_length_is_fedmdfg(cohort):
     one = switched(FedLF("model", "paper"), fair_kind="h").aggregate(whole)
     two = FedMDFG(theta=0.01).aggregate(whole)
     torch.testing.assert_close(one / one.norm(), two / two.norm(), rtol=0, atol=1e-9)
-
-
-# 3. FedFV
-
-
-# 4. Order and scale of the clients
 
 
 @every_rule

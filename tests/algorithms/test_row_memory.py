@@ -37,12 +37,6 @@ def test_a_history_beyond_the_limit_is_refused_and_says_what_to_write(rule):
     assert planned(rule(max_history=7300), fed) <= LIMIT < planned(rule(max_history=7400), fed)
 
 
-def test_below_the_limit_nothing_changes():
-    rule, fed = FedLF(), federation(7300)
-    rule.begin_fit(fed)
-    assert rule.history.capacity == 7300
-
-
 def test_rows_alone_count_too():
     with pytest.raises(ValueError, match=r"write FedLF\(max_history=84\), which fits"):
         FedLF().begin_fit(federation(100, columns=25_500_000))

@@ -23,18 +23,6 @@ def test_losses_count_as_equal_by_their_angle(m):
         assert (fair_weights(losses) is not None) == apart
 
 
-def test_layers_are_as_long_as_the_mean_of_the_rows_that_count():
-    """FedLF: a client without an update in a layer does not shorten the others' rows there."""
-    rows = torch.zeros(3, 4, dtype=torch.float64)
-    rows[0, 0], rows[1, 1] = 1.0, 3.0  # first layer: the third client has none
-    rows[:, 2] = 2.0  # second layer
-    layout = ParamLayout.from_sizes((2, 2))
-    step = FedLF().aggregate(make_cohort(rows, torch.ones(3), layout=layout))
-    direction = torch.tensor([1.0, 1.0, 2.0, 0.0], dtype=torch.float64)  # 2 (1/2, 1/2), and 2 along the third column
-    expected = direction / direction.norm() * rows.mean(0).norm()
-    torch.testing.assert_close(step, expected)
-
-
 @pytest.mark.parametrize(("size", "counts"), [(0.0, False), (1e-5, False), (1e-3, True)])
 def test_a_fair_row_counts_from_a_share_of_the_other_rows_on(size, counts):
     """FedLF: rows that the fair weights (-1, -1, 1) all but cancel leave no row to stretch to the others' length."""
@@ -61,27 +49,6 @@ def test_fedfv_projects_ties_in_the_order_of_arrival():
     mean = torch.stack(projected).mean(0)
     step = FedFV(alpha=0.0, tau=0).aggregate(make_cohort(rows, losses, layout=layout))
     torch.testing.assert_close(step, mean / mean.norm() * rows.mean(0).norm())
-
-
-def test_armijos_slope_is_that_of_the_rescaled_rows():
-    """A client with a long gradient: its loss must fall by ``beta`` times the slope of the row of mean length."""
-    rows = torch.tensor([[8.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
-    lr, layout, losses = 0.5, ParamLayout.from_sizes((2,)), torch.ones(2, dtype=torch.float64)
-    units = torch.eye(2, dtype=torch.float64) * 5.0  # mean length
-    direction = units.mean(0)
-    slopes = units @ direction / lr  # per learning rate, in units of the loss
-    for share, trials in ((1.01, 1), (0.99, 2)):
-
-        def after(params, share=share):
-            length = float(params.norm() / direction.norm())
-            return losses - share * 0.3 * length * slopes if length > 0.9 else losses - 10 * length * slopes
-
-        rule = FedMDFG(s=0, beta=0.3)
-        rule.aggregate(make_cohort(rows, losses, layout=layout, lr=lr, losses_at=after))
-        assert rule.report.scalars["evaluations"] == min(trials, 1)
-        rule = FedMDFG(s=1, beta=0.3)
-        rule.aggregate(make_cohort(rows, losses, layout=layout, lr=lr, losses_at=after))
-        assert rule.report.scalars["step_length"] == (2.0 if trials == 1 else 0.5)
 
 
 def test_losses_below_zero_are_no_losses_of_zero():

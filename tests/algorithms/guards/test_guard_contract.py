@@ -6,6 +6,8 @@ import torch
 from algorithm_cohorts import SIZES, make_cohort, random_rows
 from column_shards import in_shards, joined, same, shared
 from guard_cohorts import crowd
+from resuming import differences
+from support import reload
 
 from fl_lightning import guards
 from fl_lightning.core.layout import ParamLayout
@@ -122,6 +124,18 @@ def test_state_survives_a_checkpoint_and_a_fresh_fit_forgets_it(name):
     assert torch.equal(other.guarded(cohorts[2]).updates.rows, guard.guarded(cohorts[2]).updates.rows)
     rule_state.reset(guard)
     assert str(guard.judge(cohorts[2])) == str(first)
+
+
+@every_guard
+def test_a_round_that_does_not_happen_changes_no_state(name):
+    guard = GUARDS[name]()
+    for cohort in rounds():
+        before, commit_or_undo = reload(rule_state.state_dict(guard)), rule_state.transaction(guard)
+        guard.judge(cohort)
+        assert (differences(before, reload(rule_state.state_dict(guard))) != []) == (name in STATEFUL)
+        commit_or_undo(False)
+        assert not differences(before, reload(rule_state.state_dict(guard)))
+        guard.judge(cohort)
 
 
 @every_guard

@@ -9,7 +9,6 @@ from guard_cohorts import crowd
 from test_krum import paper_scores
 
 from fl_lightning import algorithms, guards
-from fl_lightning.core.storage import rule_state
 
 UNIFORM = algorithms.FedAvg("uniform")
 
@@ -128,20 +127,6 @@ def test_a_row_far_beyond_the_radius_goes_to_the_edge_of_the_ball(dtype, factor)
     apart = cohort.updates.rows.double() - v
     torch.testing.assert_close(found - v, apart * (4.0 / apart.norm(dim=1)).clamp_max(1)[:, None], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.mean(0), guard.center.double(), rtol=1e-5, atol=1e-5)  # what the guard remembers
-
-
-def test_a_round_that_does_not_happen_moves_no_centre():
-    guard = guards.CentredClipping(1.0)
-    commit_or_undo = rule_state.transaction(guard)
-    guard.judge(crowd())
-    commit_or_undo(False)
-    assert guard.center is None
-    guard.judge(crowd())
-    before, commit_or_undo = guard.center.clone(), rule_state.transaction(guard)
-    guard.judge(crowd(seed=3))
-    assert not torch.equal(guard.center, before)
-    commit_or_undo(False)
-    assert torch.equal(guard.center, before)
 
 
 @pytest.mark.parametrize("rows", ["same", "own"])
