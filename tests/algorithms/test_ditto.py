@@ -3,7 +3,6 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from client_rounds import WIDTH, Net, Rounds, assign, by_rule, client_data, descend, flat, lost, partial
 from method_fits import FailsInRoundOne, assert_resumes, assert_same, fit_method, trained
 from support import (
@@ -134,51 +133,6 @@ def test_the_global_model_is_fedavg_bit_for_bit_and_both_paths_agree_on_personal
         torch.testing.assert_close(model.params, found[1][client].params, rtol=0, atol=1e-6)
 
 
-def personal_metrics(strategy, module, stage, data):
-    """Loss and accuracy of every client's own model, computed by hand."""
-    loaders, copied = getattr(data, f"{stage}_dataloader")(), copy.deepcopy(module).eval()
-    names = [name for name, _ in module.named_parameters()]
-    layout = fl.ParamLayout.from_module(module)
-    values = {}
-    for client in range(len(loaders)):
-        model = strategy.client_rule.personal_model(client)
-        batches = [batch for batch, _ in loaders.batches(client, seed=None)]
-        if model is None or not batches:
-            continue
-        views = dict(zip(layout.names, layout.views(model.params), strict=True))
-        copied.load_state_dict({name: views[name] for name in names}, strict=False)
-        sizes = [value.numel() * value.element_size() for value in copied.buffers()]
-        for value, part in zip(copied.buffers(), model.buffers.split(sizes), strict=True):
-            value.copy_(part.clone().view(value.dtype).view(value.shape))
-        x, y = (torch.cat(column) for column in zip(*batches, strict=True))
-        with torch.no_grad():
-            logits = copied(x)
-        values[client] = float(F.cross_entropy(logits, y)), float((logits.argmax(1) == y).float().mean())
-    return values
-
-
-@pytest.mark.parametrize("in_files", [False, True])
-@pytest.mark.fit
-def test_personal_models_are_evaluated_on_their_clients(in_files, tmp_path):
-    data = federated_blobs()
-    directory = str(tmp_path / "own") if in_files else None
-    module, strategy = fit_method(Ditto(directory=directory), 2, data=data, clients_per_round=2)
-    for stage in ("val", "test"):
-        if stage == "test":
-            module.trainer.test(module, data, verbose=False)
-        record, expected = strategy.last_evaluation, personal_metrics(strategy, module, stage, data)
-        assert 2 < len(expected) < 6  # some were never drawn
-        for place, client in enumerate(record.client_ids):
-            found = [float(record.values[f"personal/{stage}_{kind}"][place]) for kind in ("loss", "acc")]
-            assert found == pytest.approx(expected.get(client, (float("nan"),) * 2), abs=1e-6, nan_ok=True)
-        metrics = module.trainer.callback_metrics
-        assert metrics[f"fed/personal/{stage}_acc/clients"] == len(expected)
-        accuracies = [acc for _, acc in expected.values()]
-        assert metrics[f"fed/personal/{stage}_acc/mean"] == pytest.approx(sum(accuracies) / len(accuracies), abs=1e-6)
-        assert metrics[f"fed/personal/{stage}_acc/min"] == pytest.approx(min(accuracies), abs=1e-6)
-        assert f"fed/personal/{stage}_loss/angle" not in metrics
-
-
 def evaluated(trainer, module, path):
     """Per-client values of a validation that loads a file, those of personal models alone."""
     trainer.validate(module, federated_blobs(), ckpt_path=path, verbose=False)
@@ -202,10 +156,6 @@ def test_a_checkpoint_is_evaluated_with_its_own_personal_models(in_files, tmp_pa
     torch.testing.assert_close(evaluated(module.trainer, module, three), later, rtol=0, atol=0, equal_nan=True)
     assert not torch.equal(later["personal/val_loss"], expected["personal/val_loss"])
     assert_same(dict(strategy._fits.states()), before)
-    # In a process that has not trained.
-    trainer = quiet_trainer(fl.FederatedStrategy(make()))
-    other = fresh(Classifier, seed=9, norm=True)
-    torch.testing.assert_close(evaluated(trainer, other, one), expected, rtol=0, atol=0, equal_nan=True)
     # The trainer's next fit goes on as if it had not evaluated.
     module.trainer.fit_loop.max_epochs = 4
     module.trainer.fit(module, federated_blobs(), ckpt_path=three)

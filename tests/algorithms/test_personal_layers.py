@@ -5,6 +5,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from cases import in_turn, pairwise
 from client_rounds import Net, Rounds, client_data, flat, lost, partial
 from method_fits import fit_method
@@ -12,7 +13,7 @@ from support import Classifier, federated_blobs, fresh, on_path, quiet_trainer
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.algorithms import AFL, FedBN, FedHEAL, FedLF, FedPer, FedRep
+from fl_lightning.algorithms import AFL, Ditto, FedBN, FedHEAL, FedLF, FedPer, FedRep
 from fl_lightning.core.storage import rule_state
 
 LR, EPOCHS = 0.2, 3
@@ -204,46 +205,54 @@ def test_memory_plan_counts_the_layers_alone():
 FITS = {"FedBN": FedBN, "FedPer": FedPer, "FedRep": lambda **o: FedRep(head_epochs=1, **o)}
 
 
-def own_accuracies(strategy, module, data):
-    """Accuracy of every client's own model on its validation data, with a copy of the module."""
-    loaders, copied, found = data.val_dataloader(), copy.deepcopy(module).eval(), {}
-    layout = fl.ParamLayout.from_module(module)
+def own_values(strategy, module, stage, data):
+    """Loss and accuracy of every client's own model on its data, with a copy of the module."""
+    loaders, copied = getattr(data, f"{stage}_dataloader")(), copy.deepcopy(module).eval()
+    layout, values = fl.ParamLayout.from_module(module), {}
     for client in range(len(loaders)):
-        part = strategy.client_rule.personal_model(client)
+        model = strategy.client_rule.personal_model(client)
         batches = [batch for batch, _ in loaders.batches(client, seed=None)]
-        if part is None or not batches:
+        if model is None or not batches:
             continue
-        layers, state = part.find(module, layout), dict(module.state_dict())
-        sizes = [module.get_parameter(n).numel() for n in layout.names if n in layers.parameters]
-        kept = iter(part.values.params.split(sizes))
-        state |= {n: next(kept).view_as(state[n]) for n in layout.names if n in layers.parameters}
-        names = [n for n, _ in module.named_buffers() if n in layers.buffers]
-        bytes_ = part.values.buffers.split([state[n].numel() * state[n].element_size() for n in names])
-        state |= {n: b.clone().view(state[n].dtype).view(state[n].shape) for n, b in zip(names, bytes_, strict=True)}
-        copied.load_state_dict(state)
+        if hasattr(model, "completed"):  # layers, to which those of the global model belong
+            model = model.completed(module, layout.parameters(module), layout)
+        copied.load_state_dict(dict(zip(layout.names, layout.views(model.params), strict=True)), strict=False)
+        sizes = [value.numel() * value.element_size() for value in copied.buffers()]
+        for value, part in zip(copied.buffers(), model.buffers.split(sizes), strict=True):
+            value.copy_(part.clone().view(value.dtype).view(value.shape))
         x, y = (torch.cat(column) for column in zip(*batches, strict=True))
         with torch.no_grad():
-            found[client] = float((copied(x).argmax(1) == y).float().mean())
-    return found
+            logits = copied(x)
+        values[client] = float(F.cross_entropy(logits, y)), float((logits.argmax(1) == y).float().mean())
+    return values
 
 
-@pytest.mark.parametrize(("name", "in_files"), in_turn(FITS, [False, True]))
+@pytest.mark.parametrize(("name", "in_files"), pairwise([*FITS, "Ditto"], [False, True]))
 @pytest.mark.fit
-def test_clients_are_evaluated_with_their_own_layers(name, in_files, tmp_path):
-    folder = {"directory": str(tmp_path / "own")} if in_files else {}
-    make, data = lambda: FITS[name](**folder), federated_blobs()
-    module, strategy = fit_method(make(), 2, data=data, clients_per_round=2, local_epochs=2)
-    expected, record = own_accuracies(strategy, module, data), strategy.last_evaluation
-    assert 2 < len(expected) < 6
-    for place, client in enumerate(record.client_ids):
-        found = float(record.values["personal/val_acc"][place])
-        assert found == pytest.approx(expected.get(client, float("nan")), abs=1e-6, nan_ok=True)
+def test_clients_are_evaluated_with_their_own_models(name, in_files, tmp_path):
+    folder, data = {"directory": str(tmp_path / "own")} if in_files else {}, federated_blobs()
+    make = (FITS | {"Ditto": Ditto})[name]
+    module, strategy = fit_method(make(**folder), 2, data=data, clients_per_round=2, local_epochs=2)
+    for stage in ("val", "test"):
+        if stage == "test":
+            module.trainer.test(module, data, verbose=False)
+        record, expected = strategy.last_evaluation, own_values(strategy, module, stage, data)
+        assert 2 < len(expected) < 6  # some were never drawn
+        for place, client in enumerate(record.client_ids):
+            found = [float(record.values[f"personal/{stage}_{kind}"][place]) for kind in ("loss", "acc")]
+            assert found == pytest.approx(expected.get(client, (float("nan"),) * 2), abs=1e-6, nan_ok=True)
+        metrics = module.trainer.callback_metrics
+        assert metrics[f"fed/personal/{stage}_acc/clients"] == len(expected)
+        accuracies = [acc for _, acc in expected.values()]
+        assert metrics[f"fed/personal/{stage}_acc/mean"] == pytest.approx(sum(accuracies) / len(accuracies), abs=1e-6)
+        assert metrics[f"fed/personal/{stage}_acc/min"] == pytest.approx(min(accuracies), abs=1e-6)
+        assert f"fed/personal/{stage}_loss/angle" not in metrics
     # A checkpoint in a process that has not trained.
     module.trainer.save_checkpoint(path := tmp_path / "two.ckpt")
-    trainer = quiet_trainer(fl.FederatedStrategy(make(), local_epochs=2))
-    trainer.validate(fresh(Classifier, seed=9, norm=True), federated_blobs(), ckpt_path=path, verbose=False)
+    trainer = quiet_trainer(fl.FederatedStrategy(make(**folder), local_epochs=2))
+    trainer.test(fresh(Classifier, seed=9, norm=True), federated_blobs(), ckpt_path=path, verbose=False)
     again = trainer.strategy.last_evaluation.values
-    assert torch.equal(again["personal/val_acc"].nan_to_num(9), record.values["personal/val_acc"].nan_to_num(9))
+    assert torch.equal(again["personal/test_acc"].nan_to_num(9), record.values["personal/test_acc"].nan_to_num(9))
 
 
 @pytest.mark.parametrize(("name", "lean"), in_turn(FITS, [True, False]))
