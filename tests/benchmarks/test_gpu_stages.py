@@ -89,38 +89,6 @@ def test_a_failed_step_shows_and_the_others_run(script, tmp_path):
     assert commands[-1][0] == "ncu"
 
 
-def test_a_later_stage_goes_below_the_earlier_ones_of_the_same_machine(script):
-    script("sanitize")
-    _, report, _ = script("train")
-    assert [line.split(" | ")[0] for line in report.splitlines() if "passed" in line] == ["| sanitize"] * 5 + [
-        "| train"
-    ] * 2
-    assert "| train" in script("train", DRIVER=", another")[1]
-    assert "| sanitize" not in script("train", DRIVER=", another")[1]
-
-
-def test_profile_needs_the_results_of_bandwidth(script):
-    done, report, commands = script("--quick", "profile")
-    assert done.returncode == 1
-    assert "run bandwidth first" in report
-    assert commands == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("sanitise",), "unknown argument 'sanitise'"),
-        (("--device", "tpu"), "--device must be cuda or cpu, found 'tpu'"),
-        (("--device",), "--device needs a value"),
-    ],
-)
-def test_wrong_arguments_are_refused(script, arguments, message):
-    done, _, commands = script(*arguments)
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert commands == []
-
-
 def test_the_programs_of_every_stage_run_on_the_cpu(script, tmp_path, monkeypatch, capsys):
     """With the arguments that the script gives them."""
     results_of_bandwidth(tmp_path)

@@ -2,7 +2,6 @@
 """The kernel benchmark's program on a tiny shape, and its arithmetic on made-up times."""
 
 import json
-import sys
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from copies import ran
 
-from benchmarks import kernels
 from benchmarks._kernels import report
 from benchmarks._kernels import timing as timing_module
 from benchmarks._kernels.by_hand import IN_FLOAT64, by_hand
@@ -36,21 +34,6 @@ def test_every_op_is_measured_and_written_down(tmp_path):
     assert report.HEAD in text
     for row in written["results"]:
         assert f"| {row['op']} | tiny, 3 rows of {row['dtype']}, 1 thread |" in text
-
-
-@pytest.mark.parametrize("arguments", [("--threads", "0"), ("--ops", "layer_sum"), ("--device", "cuda")])
-def test_wrong_arguments_are_named(arguments, monkeypatch, capsys):
-    if arguments == ("--device", "cuda") and torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    monkeypatch.setattr(sys, "argv", ["kernels", "--quick", *arguments])
-    with pytest.raises(SystemExit):
-        kernels.main()
-    assert arguments[0] in capsys.readouterr().err
-
-
-def test_shapes_of_the_papers_networks():
-    found = {shape.name: (shape.columns, shape.layers) for shape in shapes(quick=False)}
-    assert found == {"MLP": (199_210, 6), "CNN": (797_962, 10), "ResNet-18": (11_689_512, 62)}
 
 
 @pytest.mark.parametrize("wide", [torch.float32, torch.float64], ids=str)

@@ -357,11 +357,6 @@ def test_guards_work_and_dishonest_clients_do_not_count(root, tmp_path):
     assert execute(guarded, job_of(guarded, root, tmp_path / "c", 2))[0]["per_round_dropped"] == 3
 
 
-def test_two_cases_of_one_name_are_refused():
-    with pytest.raises(ValueError, match="names of their own"):
-        Experiment("twice", "", (case_of(), case_of(name="pat 2 fedlf")))
-
-
 def test_weights_by_place_stay_where_they_are_when_others_come():
     rule = AFLByPlace(0.5)
 

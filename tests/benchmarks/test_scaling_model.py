@@ -50,31 +50,6 @@ def test_more_gpus_have_less_to_do_each(work, clients):
     assert all(one.training >= max(one.ideal, one.largest) for one in found)
 
 
-@pytest.mark.parametrize(
-    ("rate", "better"),
-    [("network", 2), ("nvlink", 2), ("memory_rate", 2), ("products_rate", 2), ("visit", 0.5), ("latency", 0.5)],
-)
-def test_better_machines_are_never_slower(rate, better):
-    faster = RATES.changed({rate: getattr(RATES, rate) * better})
-    for work, gpus, clients in ((RESNET, 16, 100), (LANGUAGE, 16, 100), (LANGUAGE, 256, 1000), (VIT, 8, 1000)):
-        given = sizes(clients, work.samples)
-        for overlap in (True, False):
-            before = simulate(work, RATES, given, gpus, overlap)
-            after = simulate(work, faster, given, gpus, overlap)
-            assert after.seconds <= before.seconds + 1e-12
-            if rate in ("network", "visit"):
-                assert after.seconds < before.seconds or (rate == "network" and gpus == 8)
-
-
-def test_columns_that_leave_during_training_are_waited_for_less():
-    given = sizes(1000, LANGUAGE.samples)
-    for gpus in (16, 64):
-        beside, after = (simulate(LANGUAGE, RATES, given, gpus, overlap) for overlap in (True, False))
-        assert beside.late < 0.5 * after.late
-        assert after.late >= after.busy == beside.busy
-        assert beside.training == after.training
-
-
 def test_what_bounds_a_round():
     given = sizes(100)
     assert simulate(RESNET, RATES, given, 8).bound == "training"

@@ -303,22 +303,6 @@ def test_parameters_that_move_to_another_storage_are_followed(algorithm):
     assert not torch.allclose(results[0], weights(fresh(Clipped, in_place=True)), atol=0.05)
 
 
-class Averaged(Classifier):
-    """Gives its parameters new tensors between rounds, as hand-written weight averaging does."""
-
-    def on_train_epoch_end(self):
-        for p in self.parameters():
-            p.data = p.data * 0.5
-
-
-def test_parameters_that_are_given_new_tensors_between_rounds_count():
-    halved, plain = fresh(Averaged), fresh()
-    for module in (halved, plain):
-        strategy = fl.FederatedStrategy(clients_per_round=1.0, local_steps=1)
-        training_only(strategy, 2, limit_train_batches=1).fit(module, federated_blobs())
-    assert not torch.allclose(weights(halved), weights(plain), atol=1e-3)
-
-
 class TiedNet(Classifier):
     """An autoencoder-like classifier: one matrix used forwards and, transposed, backwards."""
 

@@ -4,7 +4,6 @@
 import pytest
 import torch
 from support import (
-    CLASSES,
     FEATURES,
     Blobs,
     Classifier,
@@ -19,7 +18,6 @@ from torch import nn
 from torch.ao.quantization import get_default_qat_qconfig, prepare_qat
 from torch.utils.data import DataLoader, Subset
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
 from fl_lightning.clients.buffers import BufferBank
@@ -341,24 +339,6 @@ def test_what_validation_writes_into_a_buffer_stays():
     assert module.validations.item() == 3
     assert module.bound_anew.item() == 3
     assert sorted(set(module.seen)) == [0, 1, 2]
-
-
-def test_metrics_inside_the_module_accumulate_over_clients():
-    class Counting(Classifier):
-        def __init__(self):
-            super().__init__()
-            self.accuracy = MulticlassAccuracy(CLASSES, average="micro")
-
-        def training_step(self, batch, batch_idx):
-            x, y = batch
-            logits = self(x)
-            self.accuracy.update(logits, y)
-            return nn.functional.cross_entropy(logits, y)
-
-    module, data = fresh(Counting), federated_blobs()
-    training_only(fl.FederatedStrategy(fl.algorithms.FedLF()), 1).fit(module, data)
-    confusion = module.accuracy.tp.sum() + module.accuracy.fn.sum()
-    assert confusion == 240, "every training sample once, none twice for the loss at the global model"
 
 
 def batch_norm_parts(*sizes):

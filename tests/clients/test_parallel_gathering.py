@@ -1,84 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules that gather in metrics and lists while they train do so in worker processes and behind requests."""
 
-from collections import defaultdict, deque
-
 import pytest
 import torch
 import torchmetrics
+from rank_session import Gathering
 from resuming import ALGORITHMS
 from support import CLASSES, Classifier
 from torch import nn
 from torch.nn import functional as F
-from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassF1Score
+from torchmetrics.classification import MulticlassAccuracy
 from worker_processes import FORKS, compared, some
 
 pytestmark = FORKS
-
-
-class Template(Classifier):
-    """As lightning-hydra-template: metrics of every stage as attributes, logged as objects."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.train_acc = MulticlassAccuracy(CLASSES)
-        self.val_acc = MulticlassAccuracy(CLASSES)
-        self.train_loss, self.val_loss = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
-        self.val_acc_best = torchmetrics.MaxMetric()
-
-    def on_train_start(self):
-        self.val_loss.reset()
-        self.val_acc.reset()
-        self.val_acc_best.reset()
-
-    def training_step(self, batch, batch_idx):
-        logits = self(batch[0])
-        loss = F.cross_entropy(logits, batch[1])
-        self.train_loss(loss)
-        self.train_acc(logits.argmax(1), batch[1])
-        self.log("train/loss", self.train_loss, on_step=False, on_epoch=True, prog_bar=True)
-        self.log("train/acc", self.train_acc, on_step=True, on_epoch=True, prog_bar=True)
-        return loss
-
-    def validation_step(self, batch, batch_idx):
-        logits = self(batch[0])
-        self.val_loss(F.cross_entropy(logits, batch[1]))
-        self.val_acc(logits.argmax(1), batch[1])
-        self.log("val/loss", self.val_loss)
-        self.log("val/acc", self.val_acc)
-
-    def on_validation_epoch_end(self):
-        self.val_acc_best(self.val_acc.compute())
-        self.log("val/acc_best", self.val_acc_best.compute(), sync_dist=True)
-
-
-class Collected(Classifier):
-    """A collection, in both ways of using it, and metrics of floats that are never emptied."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        metrics = {"acc": MulticlassAccuracy(CLASSES), "f1": MulticlassF1Score(CLASSES)}
-        self.called = torchmetrics.MetricCollection(metrics, prefix="called/")
-        self.updated = torchmetrics.MetricCollection(metrics, prefix="updated/").clone(prefix="updated/")
-        self.parts = torch.nn.ModuleDict({"auroc": BinaryAUROC(), "mse": torchmetrics.MeanSquaredError()})
-        self.forever = torchmetrics.MeanMetric()
-
-    def training_step(self, batch, batch_idx):
-        logits = self(batch[0])
-        self.log_dict({f"step/{k}": v for k, v in self.called(logits, batch[1]).items()}, on_epoch=True)
-        self.log_dict(self.called)
-        self.updated.update(logits, batch[1])
-        self.parts["auroc"].update(logits[:, 0], batch[1] == 0)
-        self.parts["mse"].update(logits[:, 0], batch[1].float())
-        self.forever.update(logits.norm(), weight=len(batch[1]))
-        return F.cross_entropy(logits, batch[1])
-
-    def on_train_epoch_end(self):
-        self.log_dict(self.updated.compute())
-        self.updated.reset()
-        self.log_dict({name: part.compute() for name, part in self.parts.items()})
-        self.parts["auroc"].reset()
-        self.log("forever", self.forever.compute())
 
 
 class Segmenting(Classifier):
@@ -103,64 +37,6 @@ class Segmenting(Classifier):
         self.training_step_outputs.clear()
 
 
-class Everywhere(Classifier):
-    """Lists in dictionaries and lists, in submodules, bound anew by a hook, never emptied, and a deque."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.by_name, self.plain, self.both = defaultdict(list), {"net": []}, [[], []]
-        self.net.seen, self.history, self.sizes = [], [], [8, 8]
-        self.queue = deque()
-
-    def on_train_epoch_start(self):
-        self.outputs = []
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        value = loss.detach()
-        self.by_name["loss"].append(value)
-        self.plain["net"] += [value * len(self.sizes)]
-        self.both[batch_idx % 2].append(value.item())
-        self.net.seen.extend([value, value])
-        self.outputs.append(value)
-        self.queue.append(value)
-        if batch_idx == 0:
-            self.history.append(float(value))
-        return loss
-
-    def on_train_epoch_end(self):
-        lists = [*self.by_name.values(), *self.plain.values(), self.net.seen, self.outputs, list(self.queue)]
-        for place, items in enumerate(lists):
-            self.log(f"list_{place}", torch.stack(items).mean() + 0.1 * len(items))
-        self.log("both", sum(self.both[0]) - 2 * sum(self.both[1]))
-        self.log("history", sum(self.history) / len(self.history))
-        self.by_name.clear()
-        for items in (*self.plain.values(), *self.both, self.net.seen, self.queue):
-            items.clear()
-
-
-class Sometimes(Segmenting):
-    """Gathers in later rounds only, and another list in the last."""
-
-    rounds = 3
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.late = []
-
-    def training_step(self, batch, batch_idx):
-        if self.current_epoch == 0:
-            return Classifier.training_step(self, batch, batch_idx)
-        if self.current_epoch == 2:
-            self.late.append(batch_idx)
-        return super().training_step(batch, batch_idx)
-
-    def on_train_epoch_end(self):
-        if self.training_step_outputs:
-            super().on_train_epoch_end()
-        self.log("late", float(sum(self.late)))
-
-
 class Restarting(Classifier):
     """Empties a metric in the middle."""
 
@@ -181,30 +57,6 @@ class Restarting(Classifier):
 
     def on_train_epoch_end(self):
         self.log_dict({"whole": self.whole.compute(), "hits": self.hits.compute(), "count": self.count.compute()})
-
-
-class Both(Template, Segmenting):
-    def training_step(self, batch, batch_idx):
-        loss = Template.training_step(self, batch, batch_idx)
-        self.training_step_outputs.append({"loss": loss, "hits": torch.tensor(1), "n": len(batch[1])})
-        return loss
-
-
-class Noting(Classifier):
-    """The last loss of each batch index is kept in a dictionary, and averaged in a hook."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.losses = {}
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.losses[batch_idx] = loss.detach()
-        return loss
-
-    def on_train_epoch_end(self):
-        self.log("mean", torch.stack([*self.losses.values()]).mean())
-        self.losses.clear()
 
 
 class LogsItself(Classifier):
@@ -269,26 +121,20 @@ class Listed(Classifier):
         return super().training_step(batch, batch_idx) + 1e-3 * sum(p.square().sum() for p in self.own)
 
 
-class Gated(Recurrent):
-    def __init__(self, **options):
-        super().__init__(nn.GRU, **options)
+PARALLEL = [Gathering, Segmenting, Restarting, LogsItself, Looking, Stopping, TwoSteps, Recurrent, Listed]
+QUICK = (Gathering, Segmenting, LogsItself, TwoSteps, Recurrent, Listed)
 
 
-PARALLEL = [
-    Template, Collected, Segmenting, Everywhere, Sometimes, Restarting, Noting, LogsItself, Looking, Stopping, TwoSteps,
-    Recurrent, Gated, Listed,
-]  # fmt: skip
-QUICK = (Template, Segmenting, Everywhere, Noting, LogsItself, TwoSteps, Recurrent, Listed)
-
-
+@pytest.mark.filterwarnings("ignore:parity is undefined")
 @pytest.mark.parametrize("module", some(PARALLEL, QUICK))
 def test_what_clients_gather_reaches_the_fit_with_the_same_bits(tmp_path, module):
     compared(tmp_path, module)
 
 
+@pytest.mark.filterwarnings("ignore:parity is undefined")
 @pytest.mark.parametrize("name", some(("SCAFFOLD", "FedMDFG", "MOON"), ("FedMDFG",)))
 def test_with_methods_that_look_at_losses_or_keep_state(tmp_path, name):
-    compared(tmp_path, Both, algorithm=ALGORITHMS[name])
+    compared(tmp_path, Gathering, algorithm=ALGORITHMS[name])
 
 
 class Sum(torchmetrics.Metric):

@@ -116,18 +116,6 @@ def test_teachers_are_averaged_by_samples(executor, rebinds):
     assert not torch.equal(module.teacher[0].weight, fresh(Byol).teacher[0].weight)
 
 
-@pytest.mark.parametrize("kind", [Byol, Moco])
-def test_workers_and_one_process_give_the_same(kind):
-    def trained(executor):
-        module = fresh(kind)
-        training_only(fl.FederatedStrategy(clients_per_round=3, seed=5, executor=executor), 2).fit(
-            module, federated_blobs()
-        )
-        return torch.cat([weights(module), *(b.double().flatten() for b in module.buffers())])
-
-    assert torch.equal(trained(fl.executors.Parallel(2)), trained(None))
-
-
 @pytest.mark.parametrize(("kind", "policy"), [(Byol, "mean"), (Moco, "mean"), (Moco, "largest"), (Moco, "global")])
 def test_clients_on_their_own_give_the_bits_of_a_fit(kind, policy):
     module, strategy = fresh(kind), fl.FederatedStrategy(buffers=policy)
@@ -239,12 +227,3 @@ def test_a_client_that_leaves_a_tensor_alone_counts_with_the_global_value():
     before = module.still.weight.clone()
     bank.commit([moved, bank.report(3)])
     torch.testing.assert_close(module.still.weight, before + 0.25)
-
-
-def test_tensors_that_are_not_finite_are_found():
-    module = Caches()
-    bank = BufferBank(module, "mean")
-    module.still.weight.data[0, 0] = float("nan")
-    broken = bank.report(1)
-    bank.restore()
-    assert bank.finite([broken, bank.report(1)]).tolist() == [False, True]

@@ -123,23 +123,6 @@ def test_both_paths_agree_and_follow_the_rules(n, step, drop, merge, override, s
         assert sizes[-1] <= size + (1 if merge else 0)
 
 
-def test_a_small_client_keeps_its_short_batch():
-    train = loaders(drop_last=True)
-    assert [train.num_batches(i) for i in range(4)] == [2, 1, 0, 2]
-    assert [n for _, n in train.batches(1, seed=0)] == [1]
-    assert [n for _, n in train.batches(0, seed=0)] == [3, 3]
-    assert [n for _, n in train.batches(0, seed=0, batch_size=4)] == [4, 3], "who names a size sees all samples"
-
-
-def test_merge_single():
-    train = loaders()
-    assert [n for _, n in train.batches(0, seed=0, merge_single=True)] == [3, 4]
-    assert train.num_batches(0, merge_single=True) == 2
-    assert [n for _, n in train.batches(1, seed=0, merge_single=True)] == [1]
-    assert [n for _, n in train.batches(1, seed=0, batch_size=1, merge_single=True)] == [1]
-    assert [n for _, n in train.batches(3, seed=0, batch_size=1, merge_single=True)] == [1] * 6
-
-
 def test_tensor_data_never_meets_a_dataloader(monkeypatch):
     def fail(*_, **__):
         raise AssertionError("no DataLoader for tensors")
@@ -184,12 +167,6 @@ def test_collate_and_getitems_are_kept():
 
 def mark_worker(worker_id):
     torch.utils.data.get_worker_info().dataset.x += 100.0
-
-
-def test_workers_give_the_same_batches():
-    data = Plain()
-    expected = list(loaders(data).batches(0, seed=9))
-    same(loaders(data, num_workers=2).batches(0, seed=9), expected)
 
 
 def test_worker_settings_are_kept():

@@ -54,14 +54,6 @@ def test_shares_are_within_one_of_proportional(seed):
     assert bool(((shares - ideal).abs() < 1).all())
 
 
-def test_exact_shares():
-    train = torch.tensor([0] * 60 + [1] * 40)
-    parts = [torch.arange(0, 45), torch.arange(45, 70), torch.arange(70, 100)]
-    evaluation = torch.tensor([0, 1] * 20)
-    split = matched_split(train, parts, evaluation, 0)
-    assert label_counts(evaluation, split).tolist() == [[15, 0], [5, 5], [0, 15]]
-
-
 def test_a_class_without_training_samples_is_dealt_round_robin():
     split = matched_split(torch.tensor([0, 0, 0]), list(torch.arange(3).split(1)), torch.tensor([7] * 7 + [8] * 2), 0)
     assert exactly_once(split, 9)
