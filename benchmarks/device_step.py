@@ -47,7 +47,8 @@ class StepTimes:
         solve: ``common_descent`` of one matrix per layer, with a fair row.
         combine: ``layer_combine``.
         read: reading the rows once.
-        waits: how often the step waited for the device; ``None`` on the CPU.
+        waits: operations that waited for the device, beside the one event behind which a step's numbers have arrived;
+            ``None`` on the CPU.
     """
 
     rows: int

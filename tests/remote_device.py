@@ -5,6 +5,9 @@ The numbers lie on the CPU. What CUDA refuses is refused: tensors of the CPU amo
 numbers where CUDA takes them, and for offsets and the like that this package's ops take there.
 """
 
+from types import SimpleNamespace
+from unittest import mock
+
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -84,20 +87,36 @@ class RemoteDevice(TorchDispatchMode):
     Attributes:
         reads: operations that brought numbers of the device to the CPU, in order.
         waits: operations that made the CPU wait for the device for another reason: copies to it that are not queued.
+        calls: all operations on the device in order, and ``"synchronize"`` where the CPU waits for queued copies, which
+            hold NaN before.
     """
 
     def __init__(self):
         super().__init__()
-        self.reads, self.waits = [], []
-        self._made = _Made()
+        self.reads, self.waits, self.calls = [], [], []
+        self._made, self._under_way = _Made(), []
+        self._streams = mock.patch.object(torch.accelerator, "current_stream", return_value=self)
 
     def __enter__(self):
+        self._streams.start()
         self._made.__enter__()
         return super().__enter__()
 
     def __exit__(self, *error):
         super().__exit__(*error)
         self._made.__exit__(*error)
+        self._streams.stop()
+
+    def record_event(self):
+        """Of the device's only stream."""
+        copies, self._under_way = self._under_way, []
+
+        def synchronize():
+            self.calls.append("synchronize")
+            for to, arrived in copies:
+                to.copy_(arrived)
+
+        return SimpleNamespace(synchronize=synchronize)
 
     def put(self, tensor):
         """The tensor, elsewhere."""
@@ -128,6 +147,8 @@ class RemoteDevice(TorchDispatchMode):
             plain = [x for x in plain if all(x is not place for place in places)]
             self.waits += [name for _ in places]
         asked = kwargs.get("device")
+        if remote:
+            self.calls.append(name)
         elsewhere = bool(remote) or (asked is not None and torch.device(asked).type == ELSEWHERE.type)
         if elsewhere and asked is not None:
             kwargs["device"] = torch.device("cpu")
@@ -148,6 +169,9 @@ class RemoteDevice(TorchDispatchMode):
             raise RuntimeError(f"{name}: tensors here and elsewhere")
         known = {id(x.held): x for x in remote}
         result = func(*tree_map(_here, args), **tree_map(_here, kwargs))
+        if remote and packet is aten._to_copy and not elsewhere and kwargs.get("non_blocking"):
+            self._under_way.append((torch.full_like(result, torch.nan), result))
+            return self._under_way[-1][0]
 
         def away(value):
             if not torch.is_tensor(value):

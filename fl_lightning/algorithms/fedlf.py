@@ -125,7 +125,7 @@ class FedLF(RemembersRows):
         elif not bool(coeff.any()):  # no online row counts in any layer
             return no_step(self, cohort, merged_layers=0.0, block_conflicts=0.0)  # line 14
         direction = as_long_as_mean(coeff, slopes, squares)  # lines 13 and 15
-        step = rows.combine(direction.coeff)  # a device works on it, while the rest goes on
+        step = rows.combine(direction.coeff) if blocks or seen.step is None else seen.step
         self._write_report(cohort, direction, slopes[:, :m] * direction.factor, blocks, len(rows.absent), fair)
         self.seen.update(dict.fromkeys(cohort.client_ids, True))
         self.remember(cohort, 1 / (cohort.client_lr or 1.0))  # as gradients

@@ -22,6 +22,10 @@ def both(make_rule, cohorts):
             remote = elsewhere(device, cohort)
             assert device.reads == device.waits == []  # nor does a cohort look at what it is given
             step = there.aggregate(remote)
+        queued = device.calls.index("synchronize") - 1
+        assert "combine" in device.calls[queued]  # the device has the step before the CPU waits
+        assert device.calls[queued + 1 :].count(device.calls[queued]) == (len(device.reads) > 1)
+        device.calls.clear()
         yield device.get(step), want, there.report, here.report, device.reads[:], device.waits[:]
         device.reads.clear()
         device.waits.clear()

@@ -52,12 +52,17 @@ class Rescaled(NamedTuple):
     ratio: float  # how long it was before, beside the mean row
 
 
-def as_long_as_mean(coeff: Tensor, slopes: Tensor, squares: Tensor) -> Rescaled:
-    """Rescales a direction so that the whole step is as long as the mean of the online rows. All lie on the CPU.
+def lengths(coeff: Tensor, slopes: Tensor, squares: Tensor) -> Tensor:
+    """Lengths ``[2]`` of a direction over all layers, and of the mean of the online rows.
 
     It is known by its coefficients ``[L, k]``, its :func:`products` ``[L, k]``, and :func:`mean_squares` ``[L]``.
     """
-    size, target = (float(square.clamp_min(0).sqrt()) for square in ((coeff * slopes).sum(), squares.sum()))
+    return torch.stack(((coeff * slopes).sum(), squares.sum())).clamp_min(0).sqrt()
+
+
+def as_long_as_mean(coeff: Tensor, slopes: Tensor, squares: Tensor) -> Rescaled:
+    """Rescales a direction so that the whole step is as long as the mean of the online rows; see :func:`lengths`."""
+    size, target = lengths(coeff, slopes, squares).tolist()
     factor = target / size if size > 0 else 0.0
     return Rescaled(coeff * factor, factor, size / target if target > 0 else 0.0)
 
@@ -89,6 +94,7 @@ class Seen(NamedTuple):
     squares: Tensor  # [L] squared lengths of the mean of the online rows
     solved: Tensor  # [L] whether it holds in a layer; numbers, if they come from a device
     fair: Tensor  # [L] whether a fair row took part, likewise
+    step: Tensor | None = None  # [n] the direction as long as the mean row, if a device works on it already
 
 
 class JointRows:
@@ -117,14 +123,20 @@ class JointRows:
     def look(self, coeff: Tensor, solved: Tensor, fair: Tensor) -> Seen:
         """Brings a direction, found beside the Gram matrices, to the CPU with what there is to know about it.
 
-        A device is asked once, for a few numbers of each layer.
+        A device is asked once, for a few numbers of each layer. Before the CPU waits for them, it queues the step that
+        follows if the direction holds in every layer.
         """
         gram = self.gram
         slopes, squares = products(gram, coeff), mean_squares(gram, len(self.cohort))
         if not gram.is_cpu:
             # Of one dtype, for which a device has one launch.
             flags = torch.stack((solved, fair), 1).to(coeff.dtype)
-            there = torch.cat((coeff, slopes, squares[:, None], flags), 1).cpu()
+            there = torch.cat((coeff, slopes, squares[:, None], flags), 1).to("cpu", non_blocking=True)
+            arrived = torch.accelerator.current_stream(gram.device).record_event()
+            size, target = lengths(coeff, slopes, squares)
+            step = self.combine(coeff * (target / size))
+            arrived.synchronize()
             coeff, slopes, each = torch.split(there, [coeff.shape[1], coeff.shape[1], 3], 1)
             squares, solved, fair = each.T.contiguous()
+            return Seen(coeff, slopes, squares, solved, fair, step)
         return Seen(coeff, slopes, squares, solved, fair)
