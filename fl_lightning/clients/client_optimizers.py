@@ -1,102 +1,148 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client optimizers: fresh for every client, or of each client's own across rounds."""
+"""Client optimizers: fresh for every client, or of each client's own across rounds; what visits set in them by hand."""
 
 from __future__ import annotations
 
 import copy
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from operator import is_
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.core.errors import ModuleError
-from fl_lightning.lightning.fast_sgd import NO_STATE
+from fl_lightning.lightning.module.changes import on_cpu, read, written
+from fl_lightning.lightning.module.contents import is_equal
+from fl_lightning.lightning.module.objects import Object
+from fl_lightning.lightning.module.snapshot import Snapshot, known_in
+from fl_lightning.lightning.names import Trainer
 from fl_lightning.lightning.optimizers import client_learning_rate, with_wrapped
+
+HandSet = Sequence[Sequence[Mapping[str, Any]]]
+"""For each optimizer and parameter group the options that a visit has set beside its schedulers, by name."""
+
+_SCHEDULED = frozenset(
+    {"lr", "initial_lr", "momentum", "betas", "weight_decay", "max_lr", "min_lr", "swa_lr", "params"}
+)
+"""Options that learning-rate schedulers change, and what is no option."""
 
 
 class ClientOptimizers:
     """Makes the trainer's optimizers behave like a new one for each client, or ``keep`` what each one's left.
 
     The objects stay the same, because learning-rate schedulers refer to them. Each client starts with the state of a
-    new optimizer and with the parameter groups' options from the start of the round. Optimizers from outside
-    ``torch.optim`` may keep more state in attributes (numbers, tensors, lists and dicts of them) and may wrap other
-    optimizers. All of this returns to what it was before the first step.
+    new optimizer, and with options of parameter groups and schedulers from the start of the round. Optimizers from
+    outside ``torch.optim`` may keep more state in attributes and may wrap other optimizers.
 
     Limit: an optimizer that copies parameters in its constructor keeps the copy from the start of the fit. No optimizer
     of ``torch.optim`` does this.
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer], keep: bool) -> None:
-        self._keeps = keep
-        self._client_states: dict[int, list[dict[str, Any]]] = {}
-        self._pending: dict[int, list[dict[str, Any]]] = {}
-        self._take(optimizers)
+    def __init__(self, trainer: Trainer, keep: bool) -> None:
+        self._trainer, self._keeps = trainer, keep
+        self._client_states: dict[int, Mapping[str, Any]] = {}
+        self._pending: dict[int, Mapping[str, Any]] = {}
+        self._roots: list[Any] = []
+        self._snapshot = Snapshot((), {})
+        self._take()
 
-    def _take(self, optimizers: Sequence[Optimizer]) -> None:  # before any step of theirs
-        self._optimizers = list(optimizers)
-        self.states = [OptimizerState(optimizer, shared) for optimizer, shared in with_wrapped(optimizers)]
-        for state in self.states:
-            state.take_options()
-            if self._keeps:
-                state.refuse_keeping()
-        self.lr, self.momentum = client_learning_rate(self._optimizers)
+    def _take(self) -> None:  # before any step of theirs
+        self._optimizers = list(self._trainer.optimizers)
+        self.all = with_wrapped(self._optimizers)
+        self._begin()
 
-    def follow(self, optimizers: Sequence[Optimizer]) -> bool:
+    def look(self) -> Snapshot:
+        """The optimizers and schedulers that the trainer has now, as they are now."""
+        schedulers = [config.scheduler for config in self._trainer.lr_scheduler_configs]
+        roots = [*self._trainer.optimizers, *schedulers]
+        if not _are(roots, self._roots) or self._snapshot.changed():
+            kinds: dict[str, list[Any]] = {"optimizer": self._trainer.optimizers, "scheduler": schedulers}
+            named = [(f"{kind} {place}", root) for kind, found in kinds.items() for place, root in enumerate(found)]
+            self._roots, self._snapshot = roots, Snapshot(named, known_in(self._trainer.lightning_module))
+        return self._snapshot
+
+    def follow(self) -> bool:
         """Takes the optimizers that callbacks may have put in the trainer; returns whether they are others.
 
         States of clients stay with them if the kinds are the same.
         """
-        if len(optimizers) == len(self._optimizers) and all(map(is_, optimizers, self._optimizers)):
+        optimizers = self._trainer.optimizers
+        if _are(optimizers, self._optimizers):
             return False
         if list(map(type, optimizers)) != list(map(type, self._optimizers)):
             self._client_states, self._pending = {}, {}
-        self._take(optimizers)
+        self._take()
         return True
 
     def begin_round(self) -> None:
-        """Takes the groups' options, as schedulers left them, as every client's starting point."""
-        for state in self.states:
-            state.take_options()
-        self.lr, self.momentum = client_learning_rate(self._optimizers)
+        """Takes what optimizers and schedulers hold now as every client's starting point."""
+        self._begin()
         self._pending = {}
+
+    def _begin(self) -> None:
+        self.look()
+        self._groups = [len(optimizer.param_groups) for optimizer in self.all]
+        self.lr, self.momentum = client_learning_rate(self._optimizers)
 
     def settable(self, group: Mapping[str, Any]) -> Set[str]:
         """The options of a group that nobody but schedulers and the module sets: optimizers may count in others."""
-        plain = all(state.is_torch for state in self.states)
-        return (group.keys() if plain else group.keys() & _SCHEDULED) - {"params"}
+        return (group.keys() if all(map(_is_torch, self.all)) else group.keys() & _SCHEDULED) - {"params"}
 
     def present_lr(self) -> float | None:
         """The learning rate at the moment, which schedulers change within a visit."""
         return client_learning_rate(self._optimizers)[0]
 
-    def pop_pending(self, client_id: int) -> list[dict[str, Any]] | None:
+    def pop_pending(self, client_id: int) -> Mapping[str, Any] | None:
         """The state that :meth:`end_client` set aside, to be carried to another process."""
         return self._pending.pop(client_id, None)
 
-    def set_pending(self, client_id: int, state: list[dict[str, Any]] | None) -> None:
+    def set_pending(self, client_id: int, state: Mapping[str, Any] | None) -> None:
         """Takes what :meth:`pop_pending` returned in another process."""
         if state is not None:
             self._pending[client_id] = state
 
     def restore(self) -> None:
-        """Empties the state and puts the options of the round's start back."""
-        for state in self.states:
-            state.restore()
+        """Puts optimizers and schedulers back to the round's start."""
+        found = [len(optimizer.param_groups) for optimizer in self.all]
+        self._snapshot.restore()
+        for optimizer, number, before in zip(self.all, found, self._groups, strict=True):
+            if number != before:
+                raise ModuleError(
+                    f"{type(optimizer).__name__} must keep its {before} parameter groups during a fit, found {number}: "
+                    "give all to it in configure_optimizers"
+                )
 
     def begin_client(self, client_id: int) -> None:
         """A fresh optimizer, or the client's own from its last round."""
         self.restore()
-        for state, saved in zip(self.states, self._client_states.get(client_id, []), strict=False):
-            state.load(saved)
+        saved = self._client_states.get(client_id)
+        if not saved:
+            return
+        groups = {id(group) for optimizer in self.all for group in optimizer.param_groups}
+        device = self._trainer.lightning_module.device
+        for found, change in read(saved, self._snapshot, device).changes:
+            if id(found.value) in groups:  # what schedulers set is everybody's
+                change = {n: v for n, v in change.items() if n not in _SCHEDULED}
+                change |= {n: v for n, v in found.content.items() if n in _SCHEDULED}
+            found.apply(change)
 
     def end_client(self, client_id: int) -> None:
         """Sets the client's state aside until its round counts."""
-        if self._keeps:
-            self._pending[client_id] = [state.save() for state in self.states]
+        if not self._keeps:
+            return
+        own = written(self._snapshot, [found for found in self._snapshot.changed() if self._is_kept(found)], {})
+        if own.lost:
+            lost = "; ".join(f"{name} ({why})" for name, why in own.lost.items())
+            raise ModuleError(f"client_optimizer_state='keep' cannot keep {lost}: use 'reset'")
+        for node in own.plain.get("nodes", ()):
+            if node[0] == "tensor" and node[1].dim() > 0:  # a step counter may lie elsewhere than the parameters
+                node[2] = True
+        self._pending[client_id] = on_cpu(own.plain)
+
+    def _is_kept(self, found: Object) -> bool:
+        kind, _, place = found.name.partition(" ")
+        return kind == "optimizer" and (found.path.startswith(".state") or not _is_torch(self._optimizers[int(place)]))
 
     def commit(self, client_ids: Sequence[int]) -> None:
         """The round counted for these clients."""
@@ -114,136 +160,57 @@ class ClientOptimizers:
         self._client_states = {int(client): states for client, states in state.items()} if self._keeps else {}
 
 
-class OptimizerState:
-    """One optimizer, and what it looks like before its first step."""
-
-    def __init__(self, optimizer: Optimizer, shared: Mapping[int, Any]) -> None:
-        self.optimizer = optimizer
-        self.options: list[dict[str, Any]] = []
-        self._shared = shared  # parameters, groups, states, other optimizers: copies refer to these
-        self.is_torch = type(optimizer).__module__.startswith("torch.optim")
-        self._initial = {key: self._copied(value) for key, value in optimizer.state.items()}  # Adagrad has some
-        self._attributes = self._copied(self._present())
-
-    def take_options(self) -> None:
-        """Takes the groups' present options as those to put back."""
-        self.options = [group_options(group) for group in self.optimizer.param_groups]
-
-    def restore(self) -> None:
-        """Puts state and attributes back to what they were at first, and options to what was taken."""
-        optimizer = self.optimizer
-        found = len(optimizer.param_groups)
-        del optimizer.param_groups[len(self.options) :]  # the round's start comes back after this error, too
-        if found != len(self.options):
-            raise ModuleError(
-                f"{type(optimizer).__name__} must keep its {len(self.options)} parameter groups during a fit, found "
-                f"{found}: give all to it in configure_optimizers"
-            )
-        optimizer.state.clear()  # in place: wrappers hold on to it
-        for key, value in self._initial.items():
-            optimizer.state[key] = self._copied(value)
-        if not self.is_torch:
-            for name in self._present().keys() - self._attributes.keys():
-                delattr(optimizer, name)
-            vars(optimizer).update(self._copied(self._attributes))
-        for group, options in zip(optimizer.param_groups, self.options, strict=True):
-            for name in group.keys() - options.keys() - {"params"}:
-                del group[name]
-            group.update(group_options(options))
-
-    def save(self) -> dict[str, Any]:
-        """Copies on the CPU of all that the steps since have changed; plain enough for a checkpoint."""
-        places = {id(p): index for index, p in enumerate(self._parameters())}
-        state = {places.get(id(key), key): _moved(value, None) for key, value in self.optimizer.state.items()}
-        return {
-            "state": state,
-            "attributes": {n: _moved(v, None) for n, v in self._present(storable=True).items()},
-            # Counters that optimizers keep in their groups; what schedulers set is everybody's.
-            "options": [
-                {
-                    n: _moved(v, None)
-                    for n, v in group.items()
-                    if n not in _SCHEDULED and _is_plain(v, self._shared, True)
-                }
-                for group in (() if self.is_torch else self.optimizer.param_groups)
-            ],
-        }
-
-    def load(self, saved: Mapping[str, Any]) -> None:
-        """Continues from what :meth:`save` returned, on a restored optimizer."""
-        parameters, optimizer = self._parameters(), self.optimizer
-        if not parameters:  # Lightning's stand-in, where a module gives none
-            return
-        scalars_there = any(group.get("capturable") or group.get("fused") for group in optimizer.param_groups)
-        for key, value in saved["state"].items():
-            parameter = parameters[key if isinstance(key, int) else 0]
-            optimizer.state[parameter if isinstance(key, int) else key] = _moved(value, parameter.device, scalars_there)
-        device = parameters[0].device
-        vars(optimizer).update({n: _moved(v, device, scalars_there) for n, v in saved["attributes"].items()})
-        for group, options in zip(optimizer.param_groups, saved["options"], strict=False):
-            group.update({n: _moved(v, device, scalars_there) for n, v in options.items()})
-
-    def refuse_keeping(self) -> None:
-        """Raises ValueError if there is state that :meth:`save` cannot copy."""
-        for name, value in self._present().items():
-            shared = [id(leaf) in self._shared for leaf in leaves(value)]
-            if any(shared) and not all(shared):
-                raise ValueError(
-                    f"client_optimizer_state='keep' cannot keep {type(self.optimizer).__name__}.{name}, which mixes "
-                    "parameters with values of its own: put those into optimizer.state, or use 'reset'"
-                )
-
-    def _parameters(self) -> list[Tensor]:
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
-
-    def _present(self, storable: bool = False) -> dict[str, Any]:
-        """The attributes that hold state, which only optimizers from outside torch have."""
-        if self.is_torch:
-            return {}
-        own = {name: value for name, value in vars(self.optimizer).items() if name not in NO_STATE}
-        return {n: v for n, v in own.items() if id(v) not in self._shared and _is_plain(v, self._shared, storable)}
-
-    def _copied(self, value: Any) -> Any:
-        return copy.deepcopy(value, dict(self._shared))
+def _are(objects: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(objects) == len(others) and all(map(is_, objects, others))
 
 
-# Options that learning-rate schedulers change, and what is no option.
-_SCHEDULED = frozenset(
-    {"lr", "initial_lr", "momentum", "betas", "weight_decay", "max_lr", "min_lr", "swa_lr", "params"}
-)
+def _is_torch(optimizer: Optimizer) -> bool:
+    return type(optimizer).__module__.startswith("torch.optim")
 
 
-def leaves(value: Any) -> Iterator[Any]:
-    """All values in nested dicts, lists, tuples, sets and deques, keys included."""
-    if isinstance(value, Mapping):
-        value = [*value.keys(), *value.values()]
-    if isinstance(value, (list, tuple, set, deque)):
-        for item in value:
-            yield from leaves(item)
-    else:
-        yield value
+class HandSetOptions:
+    """Tells what a visit sets in parameter groups from what its schedulers set there."""
+
+    def __init__(self, optimizers: ClientOptimizers) -> None:
+        self._optimizers = optimizers
+        self._known: list[list[dict[str, Any]]] = []
+        self._names: list[list[set[str]]] = []  # of options that were set by hand, as ``_known``
+
+    def begin(self) -> None:
+        """A visit begins: what is there was not set by hand."""
+        self.follow()
+        self._names = [[set() for _ in groups] for groups in self._known]
+
+    def note(self) -> None:
+        """Looks for what was set since the last call of :meth:`follow`, before a scheduler steps."""
+        for optimizer, known, names in zip(self._optimizers.all, self._known, self._names, strict=True):
+            for group, before, found in zip(optimizer.param_groups, known, names, strict=False):
+                options = self._optimizers.settable(group)
+                found.update(n for n in options if n not in before or not _same(group[n], before[n]))
+
+    def follow(self) -> None:
+        """A scheduler has stepped: what it set was not set by hand."""
+        self._known = [[group_options(group) for group in each.param_groups] for each in self._optimizers.all]
+
+    def end(self) -> HandSet:
+        """What the visit leaves in options that were set by hand, if any was."""
+        self.note()
+        if not any(names for groups in self._names for names in groups):
+            return ()
+        both = zip(self._optimizers.all, self._names, strict=True)
+        pairs = [zip(optimizer.param_groups, names, strict=False) for optimizer, names in both]
+        return [[group_options({name: group[name] for name in chosen}) for group, chosen in each] for each in pairs]
+
+    def put(self, options: HandSet) -> None:
+        """Sets options as a visit has set them."""
+        for optimizer, groups in zip(self._optimizers.all, options, strict=False):
+            for group, chosen in zip(optimizer.param_groups, groups, strict=False):
+                group.update(group_options(chosen))
 
 
-def _is_plain(value: Any, shared: Mapping[int, Any], storable: bool) -> bool:
-    """Whether there are only numbers, strings and tensors in it, and parameters unless it is to be stored."""
-    return all(
-        not storable if id(leaf) in shared else leaf is None or isinstance(leaf, (bool, int, float, str, Tensor))
-        for leaf in leaves(value)
-    )
-
-
-def _moved(value: Any, device: torch.device | None, scalars: bool = False) -> Any:
-    """A copy on the CPU, or on a device; there numbers in tensors (step counters) go only if told to."""
-    if isinstance(value, Tensor):
-        to = device if device is not None and (value.dim() > 0 or scalars) else torch.device("cpu")
-        return value.detach().to(to, copy=True)
-    if isinstance(value, Mapping):
-        return {k: _moved(v, device, scalars) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_moved(v, device, scalars) for v in value]
-    if isinstance(value, tuple):
-        return tuple(_moved(v, device, scalars) for v in value)
-    return copy.deepcopy(value)
+def _same(one: Any, other: Any) -> bool:
+    lists = isinstance(one, list) and isinstance(other, list)
+    return is_equal(tuple(one), tuple(other)) if lists else is_equal(one, other)
 
 
 def group_options(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.client_batches import ClientBatches, LocalOptions
-from fl_lightning.clients.client_optimizers import ClientOptimizers
-from fl_lightning.clients.hand_set import HandSetOptions
+from fl_lightning.clients.client_optimizers import ClientOptimizers, HandSetOptions
 from fl_lightning.clients.local_training import LocalTrainer, LossGradients
 from fl_lightning.clients.module_isolation import ModuleIsolation
 from fl_lightning.clients.schedules import Schedules
@@ -53,7 +52,7 @@ class ClientRunner:
         self.loop, self._binding, self._buffers = loop, binding, buffers
         self.options, self._needs = options, needs
         self.full_path = full_path_reason(trainer, self.module)  # why local steps run through Lightning's own loop
-        self.optimizers = ClientOptimizers(trainer.optimizers, options.keeps_optimizer)
+        self.optimizers = ClientOptimizers(trainer, options.keeps_optimizer)
         self._hand_set = HandSetOptions(self.optimizers)
         self.schedules = Schedules(trainer, loop.clock, self._hand_set)
         self.hooks = ClientHooks(self.module, rule)
@@ -91,6 +90,7 @@ class ClientRunner:
                 task.num_samples, optimizers.lr, optimizers.momentum, batches=partial(self._batches_of, client),
                 window=self.batches.window,
             )  # fmt: skip
+            optimizers.begin_client(client)
             moves = self.schedules.begin_visit()
             self.isolation.begin()
             # The rule sees the learning rate of each step where something may change it within a visit.
@@ -102,7 +102,6 @@ class ClientRunner:
                 report = self.rule.end_client(work)
                 self.rows.received(task.index)
             else:
-                optimizers.begin_client(client)
                 loss = self.local.train(work)
                 optimizers.end_client(client)
                 work.end_steps()
@@ -155,8 +154,8 @@ class ClientRunner:
         self._binding.bind_global()
         self._buffers.restore()
         self.isolation.restore()
-        self.optimizers.restore()
         self.schedules.restore()
+        self.optimizers.restore()
 
     # ---- between clients
 
@@ -164,8 +163,8 @@ class ClientRunner:
         """Takes options of optimizers and buffers as every client's starting point of the round."""
         self._buffers.remember()
         self.generators = self._own_generators()
-        self.optimizers.begin_round()
         self.schedules.begin_round()
+        self.optimizers.begin_round()
         self.rows.begin_round()
 
     def _own_generators(self) -> list[Any]:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -12,15 +10,10 @@ from functools import partial
 from math import ceil
 from typing import Any
 
-from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler
-
-from fl_lightning.clients.hand_set import HandSet, HandSetOptions
+from fl_lightning.clients.client_optimizers import HandSet, HandSetOptions
 from fl_lightning.lightning.inspection import is_overridden
 from fl_lightning.lightning.names import Trainer
 from fl_lightning.lightning.round_clock import MeanVisit, RoundClock
-
-Snapshot = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +39,6 @@ class Schedules:
         self._trainer, self._clock, self._options = trainer, clock, options
         self._manual = not trainer.lightning_module.automatic_optimization
         clock.ends_epochs = is_overridden("on_train_batch_end", trainer.lightning_module)
-        self._states, self._shared = SchedulerStates([]), Snapshot()
         self._watch = ExitStack()
         self._own: list[int] = []
         self._by_hand: list[int] = []
@@ -54,7 +46,6 @@ class Schedules:
         self._measured: StepCounts | None = None
         self._patterns: dict[int, str] = {}  # per scheduler that is stepped by hand: "step" or "visit"
         self._arrived: dict[int, StepCounts] = {}
-        self._in_visit = False
         self.local_steps = 0  # of the fit so far, of all clients whose rounds counted
 
     @property
@@ -66,10 +57,8 @@ class Schedules:
     # ---- a round
 
     def begin_round(self) -> None:
-        """Takes the schedulers' present states as every visit's starting point."""
+        """Puts the clock where visits begin."""
         configs = self._trainer.lr_scheduler_configs
-        self._states = SchedulerStates([config.scheduler for config in configs])
-        self._shared = self._states.take()
         self._clock.scheduled = not self._manual and any(config.interval == "step" for config in configs)
         limit = self._of_a_round()
         self._clock.begin_round(self.steps if limit is None else limit, limit)
@@ -151,7 +140,7 @@ class Schedules:
     def begin_visit(self) -> bool:
         """A client is about to train; returns whether its learning rate may change meanwhile."""
         configs = self._trainer.lr_scheduler_configs
-        self._in_visit, self._odd = True, []
+        self._odd = []
         self._own, self._by_hand = [0] * len(configs), [0] * len(configs)
         self._clock.begin_visit()
         self._options.begin()
@@ -170,12 +159,8 @@ class Schedules:
         return StepCounts(steps, batches, tuple(own), tuple(self._by_hand), tuple(self._odd))
 
     def restore(self) -> None:
-        """Ends a visit, however it went: schedulers and clock are where the round began."""
-        if not self._in_visit:
-            return
-        self._in_visit = False
+        """Ends a visit, however it went: the clock is where the round began; the snapshot sees to schedulers."""
         self._watch.close()
-        self._states.put(self._shared)
         self._clock.end_visit()
 
     def _note_step(self, place: int, *_: Any) -> None:
@@ -211,50 +196,3 @@ class Schedules:
         self.local_steps, measured = state["local_steps"], state["measured"]
         self._measured = None if measured is None else StepCounts(**measured)
         self._patterns = dict(state["patterns"])
-
-
-class SchedulerStates:
-    """Takes and puts back what schedulers know, those that they wrap included.
-
-    Not through ``state_dict``: it holds wrapped schedulers by reference in many classes outside torch, and copies of
-    them would go on with copies of the optimizer.
-    """
-
-    def __init__(self, schedulers: Sequence[Any]) -> None:
-        self._parts: list[Any] = []
-        for scheduler in schedulers:
-            self._find(scheduler)
-
-    def take(self) -> Snapshot:
-        """Copies of all they know now."""
-        return [{name: _copied(value) for name, value in vars(part).items()} for part in self._parts]
-
-    def put(self, snapshot: Snapshot) -> None:
-        """Brings them to where :meth:`take` was called."""
-        for part, before in zip(self._parts, snapshot, strict=True):
-            own = vars(part)
-            for name in own.keys() - before.keys():
-                del own[name]
-            own.update({name: _copied(value) for name, value in before.items()})
-
-    def _find(self, thing: Any) -> None:
-        if any(thing is part for part in self._parts):
-            return
-        self._parts.append(thing)
-        for name, value in vars(thing).items():
-            for item in value if isinstance(value, (list, tuple)) else [value]:
-                # Lambdas may be objects with a memory of their own; functions and classes have none.
-                remembers = name == "lr_lambdas" and hasattr(item, "__dict__") and not hasattr(item, "__qualname__")
-                if isinstance(item, LRScheduler) or remembers:
-                    self._find(item)
-
-
-def _copied(value: Any) -> Any:
-    """A copy as deep as containers and tensors go; other objects stay the same."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if type(value) is dict:
-        return {key: _copied(item) for key, item in value.items()}
-    if type(value) in (list, tuple, deque):
-        return type(value)(map(_copied, value))
-    return copy.copy(value) if isinstance(value, (dict, list, set)) else value

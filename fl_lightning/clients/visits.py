@@ -11,7 +11,7 @@ import contextlib
 import pickle
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,7 +38,7 @@ class VisitOutcome:
     place: int  # of its task among those that were sent out
     upload: Upload | None = None  # the update itself travels apart
     logged: tuple[LogCall | LoggerCall, ...] = ()
-    optimizers: list[dict[str, Any]] | None = None  # states to keep
+    optimizers: Mapping[str, Any] | None = None  # state to keep
     stops: bool = False  # its training asked the trainer to stop
     error: BaseException | None = None
     trace: str = ""  # of the error, in words

@@ -16,18 +16,12 @@ from torch import Tensor
 
 from fl_lightning.clients.module_isolation import ModuleIsolation
 from fl_lightning.federation.message_checks import CHARACTERS, STATE_BYTES, STATE_ENTRIES, MessageError, printable
-from fl_lightning.lightning.module.changes import Read, read
+from fl_lightning.lightning.module.changes import Read, on_cpu, read
 from fl_lightning.lightning.module.plain_values import Limits
 from fl_lightning.lightning.module.snapshot import ModuleSnapshot
 from fl_lightning.lightning.names import LightningModule, rank_zero_warn
 
 LIMITS = Limits(STATE_ENTRIES, STATE_BYTES, CHARACTERS)
-
-
-def sendable(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """A change with its tensors on the CPU, as messages have them."""
-    nodes = [[part.cpu() if isinstance(part, Tensor) else part for part in node] for node in plain.get("nodes", ())]
-    return {**plain, "nodes": nodes} if plain else {}
 
 
 def received(plain: Mapping[str, Any], snapshot: ModuleSnapshot, device: torch.device) -> Read:
@@ -107,4 +101,4 @@ class ModuleAtClient:
             self._stays = {"all of it": withholds}
             return {}
         self._stays, self._gathered = {**unfollowed, **change.lost}, dict(change.gathered)
-        return sendable(change.plain)
+        return on_cpu(change.plain)

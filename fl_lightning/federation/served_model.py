@@ -15,11 +15,11 @@ from fl_lightning.clients.module_isolation import ModuleIsolation
 from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.federation.message_checks import printable
-from fl_lightning.federation.module_changes import LIMITS, received, sendable
+from fl_lightning.federation.module_changes import LIMITS, received
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.uploads import merge_module_changes
 from fl_lightning.lightning.metric_state import MetricDelta, updates_of
-from fl_lightning.lightning.module.changes import Change, written
+from fl_lightning.lightning.module.changes import Change, on_cpu, written
 from fl_lightning.lightning.module.snapshot import ModuleSnapshot
 from fl_lightning.lightning.names import LightningModule, rank_zero_warn
 from fl_lightning.lightning.optimizers import configured_optimizers, trained_names
@@ -105,7 +105,7 @@ class ModuleAtServer:
         for name, why in change.lost.items():
             self._forget(name)
             self._warn_once(name, f"{name!r} begins anew at every client: {why}")
-        return sendable(change.plain)
+        return on_cpu(change.plain)
 
     def _forget(self, name: str) -> None:
         if name in self._first.joined:

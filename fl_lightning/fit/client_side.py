@@ -123,7 +123,7 @@ class ClientSide:
 
     def follow_optimizers(self) -> None:
         """Uses the trainer's present optimizers from now on, if they were replaced since the last client."""
-        if self.runner.optimizers.follow(self._trainer.optimizers):
+        if self.runner.optimizers.follow():
             self.runner.take_optimizers()
             self._check_module()
 

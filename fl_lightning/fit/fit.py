@@ -184,7 +184,7 @@ class FederatedFit:
 
     def begin_round(self) -> None:
         """No hook of the round has run yet."""
-        self.start = RoundStart(self._trainer, self._binding, self.clients.buffers)
+        self.start = RoundStart(self._trainer, self._binding, self.clients.buffers, self.clients.runner.optimizers)
 
     def open_round(self) -> Iterator[ClientTask]:
         """Draws the cohort of the current epoch and yields one task per place."""

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
-from fl_lightning.clients.client_optimizers import group_options, scheduled_state
-from fl_lightning.clients.schedules import SchedulerStates
+from fl_lightning.clients.client_optimizers import ClientOptimizers, scheduled_state
 from fl_lightning.lightning.inspection import is_overridden, users_callback
 from fl_lightning.lightning.names import Trainer
 
@@ -22,8 +22,10 @@ class RoundStart:
     Only hooks change parameters between clients, so without any they are not copied.
     """
 
-    def __init__(self, trainer: Trainer, binding: BoundParameters, buffers: BufferBank) -> None:
-        self._binding, self._bank = binding, buffers
+    def __init__(
+        self, trainer: Trainer, binding: BoundParameters, buffers: BufferBank, optimizers: ClientOptimizers
+    ) -> None:
+        self._trainer, self._binding, self._bank = trainer, binding, buffers
         callback = users_callback(trainer.callbacks, _HOOK)  # type: ignore[attr-defined]
         hooked = callback is not None or is_overridden(_HOOK, trainer.lightning_module)
         binding.sync()
@@ -31,10 +33,7 @@ class RoundStart:
         self.unsaved = buffers.unsaved()  # non-persistent buffers
         buffers.remember()
         self._buffers = buffers.global_values()
-        self._options = {o: [group_options(group) for group in o.param_groups] for o in trainer.optimizers}
-        self._configs = list(trainer.lr_scheduler_configs)
-        self._schedulers = SchedulerStates([config.scheduler for config in self._configs])
-        self._known = self._schedulers.take()
+        self._optimizers = optimizers.look()
 
     def with_buffers(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The module's state dictionary with the buffers as they were."""
@@ -42,18 +41,15 @@ class RoundStart:
 
     def save(self, checkpoint: dict[str, Any]) -> None:
         """Writes down the optimizers' options and the states of schedulers."""
-        present = self._schedulers.take()
-        self._schedulers.put(self._known)
-        checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in self._configs]
-        self._schedulers.put(present)
-        checkpoint["optimizer_states"] = [scheduled_state(*each) for each in self._options.items()]
+        with self._optimizers.shown():
+            checkpoint["lr_schedulers"] = deepcopy(
+                [c.scheduler.state_dict() for c in self._trainer.lr_scheduler_configs]
+            )
+            checkpoint["optimizer_states"] = [scheduled_state(optimizer) for optimizer in self._trainer.optimizers]
 
     def restore(self) -> None:
-        """Brings parameters, buffers, optimizers' options and schedulers back."""
+        """Brings parameters, buffers, optimizers and schedulers back."""
         if self.theta is not self._binding.theta:
             self._binding.theta.copy_(self.theta)
         self._bank.load(self._buffers)
-        for optimizer, groups in self._options.items():
-            for group, options in zip(optimizer.param_groups, groups, strict=True):
-                group.update(options)
-        self._schedulers.put(self._known)
+        self._optimizers.restore()

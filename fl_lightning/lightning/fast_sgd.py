@@ -9,9 +9,6 @@ import torch
 from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-NO_STATE = frozenset(vars(SGD([torch.zeros(())], lr=0.1))) | {"_opt_called", "step"}
-"""What torch.optim.Optimizer itself and learning-rate schedulers put into an optimizer."""
-
 
 class FastSGD:
     """Stands in for an optimizer whose next step is plain SGD, and calls the optimizer itself otherwise.

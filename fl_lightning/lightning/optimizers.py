@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ def trained_names(module: nn.Module, optimizers: Sequence[Optimizer]) -> tuple[s
     if not given:
         return tuple(able)
     kind = type(module).__name__
-    groups = [group for optimizer, _ in with_wrapped(given) for group in optimizer.param_groups]
+    groups = [group for optimizer in with_wrapped(given) for group in optimizer.param_groups]
     held = {id(tensor): tensor for group in groups for tensor in group["params"]}
     own = {id(parameter) for parameter in module.parameters()}
     for key, tensor in held.items():
@@ -81,22 +81,13 @@ class _Unemployed(Trainer):
     num_training_batches = _LENGTH
 
 
-def with_wrapped(optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, dict[int, Any]]]:
-    """The optimizers and those in their attributes, and the objects that they may share."""
-    found: dict[int, Optimizer] = {}
-    waiting = list(optimizers)
-    while waiting:
-        optimizer = waiting.pop(0)
-        if id(optimizer) not in found:
-            found[id(optimizer)] = optimizer
-            waiting += [value for value in vars(optimizer).values() if isinstance(value, Optimizer)]
-    shared: dict[int, Any] = dict(found)
-    for optimizer in found.values():
-        groups = optimizer.param_groups
-        parameters = [p for group in groups for p in group["params"]]
-        lists = [group["params"] for group in groups]
-        shared |= {id(o): o for o in (*parameters, *lists, *groups, groups, optimizer.state)}
-    return [(optimizer, shared) for optimizer in found.values()]
+def with_wrapped(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
+    """The optimizers and those in their attributes, each once."""
+    found = list(optimizers)
+    for optimizer in found:  # which grows
+        inside = [value for value in vars(optimizer).values() if isinstance(value, Optimizer)]
+        found += [value for value in inside if not any(value is one for one in found)]
+    return found
 
 
 def client_learning_rate(optimizers: Sequence[Optimizer]) -> tuple[float | None, float]:

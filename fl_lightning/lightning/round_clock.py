@@ -78,6 +78,7 @@ class RoundClock:
 
     def begin_round(self, steps: int, limit: int | None) -> None:
         """Moves the clock to the current epoch's first tick, of ``steps``; visits end with tick ``limit``, if known."""
+        self._excuse_optimizers()
         self._limit = limit
         self._move_to(self._loop.trainer.current_epoch * steps)
         self._start = self.tick

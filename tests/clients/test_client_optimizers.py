@@ -4,6 +4,7 @@
 import sys
 from collections import defaultdict
 from functools import partial
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -12,10 +13,11 @@ import torch.nn.functional as F
 from cases import pairwise
 from plain_loop import federate, sgd
 from support import Classifier, Manual, federated_blobs, fresh, on_path, training_only, weights
-from torch import Tensor, nn
+from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.clients.client_optimizers import ClientOptimizers, leaves, load_scheduled_states, scheduled_state
+from fl_lightning.clients.client_optimizers import ClientOptimizers, load_scheduled_states, scheduled_state
+from fl_lightning.core.errors import ModuleError
 from fl_lightning.lightning.optimizers import client_learning_rate
 
 
@@ -100,6 +102,14 @@ def steps(model, optimizer, seed, number=7):
         optimizer.step(closure)
 
 
+def clients_of(model, optimizer, keep, *schedulers):
+    model.device = torch.device("cpu")
+    configs = [SimpleNamespace(scheduler=scheduler) for scheduler in schedulers]
+    return ClientOptimizers(
+        SimpleNamespace(optimizers=[optimizer], lr_scheduler_configs=configs, lightning_module=model), keep
+    )
+
+
 def reload(model, start):
     with torch.no_grad():
         for p, s in zip(model.parameters(), start, strict=True):
@@ -114,7 +124,7 @@ def flat(model):
 def test_reset_equals_a_new_optimizer_for_every_client(maker):
     model, reference = net(), net()
     start = [p.detach().clone() for p in model.parameters()]
-    clients = ClientOptimizers([optimizer := maker(list(model.parameters()))], keep=False)
+    clients = clients_of(model, optimizer := maker(list(model.parameters())), keep=False)
     for index in range(2):
         clients.begin_round()
         for client in (3, 1, 3):
@@ -133,7 +143,7 @@ def test_reset_equals_a_new_optimizer_for_every_client(maker):
 def test_keep_equals_an_optimizer_per_client(maker):
     model, reference = net(), net()
     start = [p.detach().clone() for p in model.parameters()]
-    clients = ClientOptimizers([optimizer := maker(list(model.parameters()))], keep=True)
+    clients = clients_of(model, optimizer := maker(list(model.parameters())), keep=True)
     own = {client: maker(list(reference.parameters())) for client in (1, 2)}
     for index in range(3):
         clients.begin_round()
@@ -148,18 +158,19 @@ def test_keep_equals_an_optimizer_per_client(maker):
         clients.commit([1, 2])
         # What a checkpoint does to it.
         clients.load_state_dict(clients.state_dict())
-    has_tensors = any(isinstance(leaf, Tensor) for leaf in leaves(clients.state_dict()))
-    assert has_tensors is (maker is not MAKERS["Counting"])
+    kinds = {node[0] for plain in clients.state_dict().values() for node in plain["nodes"]}
+    assert ("tensor" in kinds) is (maker is not MAKERS["Counting"])
 
 
 def test_a_dropped_client_keeps_the_state_of_its_last_round_that_counted():
     model = net()
-    clients = ClientOptimizers([optimizer := MAKERS["Adam"](list(model.parameters()))], keep=True)
+    clients = clients_of(model, optimizer := MAKERS["Adam"](list(model.parameters())), keep=True)
     for counted in (True, False):
         clients.begin_round()
         clients.begin_client(4)
         steps(model, optimizer, 1)
         clients.end_client(4)
+        clients.restore()
         clients.commit([4] if counted else [])
     clients.begin_client(4)
     assert {int(state["step"]) for state in optimizer.state.values()} == {7}
@@ -167,17 +178,21 @@ def test_a_dropped_client_keeps_the_state_of_its_last_round_that_counted():
     assert not optimizer.state
 
 
-def test_attributes_that_cannot_be_kept_are_refused():
-    optimizer = Counting(list(net().parameters()), lr=0.1)
+def test_attributes_that_refer_to_parameters_are_kept_and_what_cannot_be_written_is_refused():
+    model = net()
+    optimizer = Counting(list(model.parameters()), lr=0.1)
     parameters = optimizer.param_groups[0]["params"]
-    optimizer.order = list(parameters)
-    kept = ClientOptimizers([optimizer], keep=True)
-    kept.begin_client(0), kept.end_client(0), kept.commit([0]), kept.begin_client(0)
-    assert all(one is two for one, two in zip(optimizer.order, parameters, strict=True))
-    optimizer.anchors = {p: p.detach().clone() for p in parameters}
-    with pytest.raises(ValueError, match=r"client_optimizer_state='keep' cannot keep Counting\.anchors"):
-        ClientOptimizers([optimizer], keep=True)
-    ClientOptimizers([optimizer], keep=False)
+    optimizer.anchors = {}
+    kept = clients_of(model, optimizer, True)
+    kept.begin_client(0)
+    optimizer.anchors.update({p: p.detach().clone() for p in parameters})
+    kept.end_client(0), kept.commit([0]), kept.begin_client(1)
+    assert optimizer.anchors == {}
+    kept.begin_client(0)
+    assert all(torch.equal(optimizer.anchors[p], p) for p in parameters)
+    optimizer.anchors["where"] = sys.stdout
+    with pytest.raises(ModuleError, match=r"'keep' cannot keep optimizer 0 \(a .*\): use 'reset'"):
+        kept.end_client(0)
 
 
 def test_what_an_optimizer_refers_to_is_neither_copied_nor_replaced():
@@ -185,7 +200,7 @@ def test_what_an_optimizer_refers_to_is_neither_copied_nor_replaced():
     optimizer = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     optimizer.model = model
     base, groups, fast = optimizer.optimizer, optimizer.param_groups, optimizer.fast_state
-    clients = ClientOptimizers([optimizer], keep=False)
+    clients = clients_of(model, optimizer, False)
     clients.begin_client(0)
     steps(model, optimizer, 0)
     clients.restore()
@@ -202,7 +217,8 @@ def test_schedulers_keep_their_objects_and_clients_start_from_what_they_set():
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    clients = ClientOptimizers([optimizer], keep=False)
+    optimizer._opt_called = True
+    clients = clients_of(model, optimizer, False, scheduler)
     group = optimizer.param_groups[0]
     for expected in (1.0, 0.5, 0.25):
         clients.begin_round()

@@ -13,7 +13,7 @@ from support import fresh, train, weights
 from torch.nn.functional import cross_entropy
 
 import fl_lightning as fl
-from fl_lightning.clients.hand_set import HandSetOptions
+from fl_lightning.clients.client_optimizers import HandSetOptions
 from fl_lightning.core.seeding import derive_seed
 
 ROUNDS = 4
@@ -71,8 +71,8 @@ def test_options_move_on_as_in_the_visit_of_the_client_with_most_samples():
 
 def test_a_number_that_becomes_a_list_is_set_by_hand_and_a_list_that_stays_is_not():
     group = {"lr": 0.5, "betas": [0.9, 0.99]}
-    state = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[group]))
-    options = HandSetOptions(SimpleNamespace(states=[state], settable=lambda group: list(group)))
+    optimizer = SimpleNamespace(param_groups=[group])
+    options = HandSetOptions(SimpleNamespace(all=[optimizer], settable=lambda group: list(group)))
     options.begin()
     group["lr"] = [0.5]
     assert options.end() == [[{"lr": [0.5]}]]

@@ -16,7 +16,7 @@ from fl_lightning.lightning.metric_state import MetricDelta, defaults_of
 from fl_lightning.lightning.module.contents import GENERATOR, is_equal
 from fl_lightning.lightning.module.objects import NAMED, Added, Bound, Object
 from fl_lightning.lightning.module.plain_values import NO_LIMITS, Limits, Reader, UnwritableError, Writer, is_own_name
-from fl_lightning.lightning.module.snapshot import ModuleSnapshot
+from fl_lightning.lightning.module.snapshot import Snapshot
 
 _UPDATES = 10**9
 
@@ -33,7 +33,7 @@ class Change(NamedTuple):
 
 
 def written(
-    snapshot: ModuleSnapshot,
+    snapshot: Snapshot,
     changed: Sequence[Object],
     metrics: Mapping[str, MetricDelta],
     limits: Limits = NO_LIMITS,
@@ -111,6 +111,12 @@ def _has(attributes: Collection[str] | None, path: str) -> bool:
     return attributes is None or not place or attribute in attributes
 
 
+def on_cpu(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """A change with its tensors on the CPU, as messages and files have them."""
+    nodes = [[part.cpu() if isinstance(part, Tensor) else part for part in node] for node in plain.get("nodes", ())]
+    return {**plain, "nodes": nodes} if plain else {}
+
+
 class Read(NamedTuple):
     """What :func:`written` gave, for objects of this side; ``lacking`` are attributes with objects that it has not."""
 
@@ -119,7 +125,7 @@ class Read(NamedTuple):
     lacking: Collection[str] = ()
 
 
-def read(plain: Mapping[str, Any], snapshot: ModuleSnapshot, device: torch.device) -> Read:
+def read(plain: Mapping[str, Any], snapshot: Snapshot, device: torch.device) -> Read:
     """What was written, for the module of a snapshot; raises anything where it was a stranger who has written it."""
     if not plain:
         return Read()

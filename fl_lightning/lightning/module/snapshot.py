@@ -42,7 +42,97 @@ _MANY = 100_000
 """Objects of one module that are looked after; what is found beyond these is left alone."""
 
 
-class ModuleSnapshot:
+class Snapshot:
+    """What objects hold, and all that they lead to.
+
+    ``roots`` are objects and their names. ``known`` are objects, by path, that others see to.
+    """
+
+    def __init__(self, roots: Iterable[tuple[str, Any]], known: dict[str, Any]) -> None:
+        self._known = known
+        self.objects: list[Object] = []  # all that may change, in an order that is the same in copies of the roots
+        self.unfollowed: dict[str, str] = {}  # kinds of attributes that cannot be put back, iterators and open files
+        self.tensors: list[tuple[str, Tensor]] = []
+        self.joined: dict[str, Metric] = {}  # metrics to which several add
+        self.buffers: Object | None = None  # names of a module's buffers
+        self._found: dict[str, Any] = {}  # beside what is known, by path
+        self._seen = {id(value) for value in known.values()}
+        self._waiting = deque[tuple[Any, str, str]]((value, name, "") for name, value in roots)
+        self._of_data = deque[tuple[Any, str, str]]()
+        self._look_into(self._waiting, of_data=False)
+
+    def _add(self, value: Any, name: str, kind: Kind, path: str = "", look: bool = True) -> Object:
+        found = Object(value, name, kind, path)
+        self.objects.append(found)
+        if look:
+            self._waiting.extend(part for part in found.parts() if not isinstance(part[0], PLAIN))
+        return found
+
+    def _look_into(self, waiting: deque[tuple[Any, str, str]], of_data: bool) -> None:
+        self._waiting = waiting
+        while waiting:
+            value, name, path = waiting.popleft()
+            if id(value) in self._seen:
+                continue
+            if isinstance(value, (Dataset, DataLoader, Sampler)) and not of_data:
+                self._of_data.append((value, name, path))
+                continue
+            self._seen.add(id(value))
+            collected = isinstance(value, MetricCollection)
+            inside = numbered(value.values(copy_state=False)) if collected else held_by(value)
+            if inside is not None:
+                waiting.extend((part, name, path + step) for step, part in inside if not isinstance(part, PLAIN))
+                continue
+            self._look_at(value, name, path, of_data)
+
+    def _look_at(self, value: Any, name: str, path: str, of_data: bool) -> None:
+        if isinstance(value, Tensor):
+            self.tensors.append((name, value))
+        kinds = kinds_of(value, of_data) if len(self.objects) < _MANY else None
+        if kinds is None:
+            self.unfollowed.setdefault(name, type(value).__name__)
+        elif kinds:
+            self._found[f"{name}#{path}"] = value
+            for kind in kinds:
+                self._add(value, name, kind, path)
+
+    # ---- names
+
+    @cached_property
+    def shared(self) -> Shared:
+        """What copies have, too, by names that they share."""
+        return Shared(self._known | self._found)
+
+    @cached_property
+    def by_path(self) -> dict[tuple[str, bool], Object]:
+        """Objects that may change, by path, and whether these are their attributes."""
+        paths = self.shared.paths
+        return {(paths[id(one.value)], one.kind in NAMED): one for one in self.objects if id(one.value) in paths}
+
+    # ---- later
+
+    def changed(self) -> list[Object]:
+        """The objects that hold something else now."""
+        return [found for found in self.objects if not found.is_same()]
+
+    def restore(self) -> None:
+        """Lets all objects hold what they held; metrics of which others see to their states apart."""
+        for found in self.changed():
+            found.restore()
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Lets all objects hold what they held for a moment."""
+        now = [(found, found.now()) for found in self.changed()]
+        self.restore()
+        try:
+            yield
+        finally:
+            for found, content in now:
+                found.put(content)
+
+
+class ModuleSnapshot(Snapshot):
     """What a module held when this was made, but for its parameters.
 
     The trainer, its optimizers and schedulers, callbacks and data modules are not the module's. Others see to what is
@@ -50,21 +140,14 @@ class ModuleSnapshot:
     """
 
     def __init__(self, module: nn.Module, whole: bool = False) -> None:
+        super().__init__((), known_in(module))
         self._module, self._whole = module, whole
         self._joins = is_mergeable if whole else joins_clients
-        self.objects: list[Object] = []  # all that may change, in an order that is the same in copies of the module
-        self.unfollowed: dict[str, str] = {}  # kinds of attributes that cannot be put back, iterators and open files
-        self.tensors: list[tuple[str, Tensor]] = []  # in attributes
         self.metrics: dict[str, Metric] = dict(named_metrics(module))  # those outside its submodules included
         self.joined = {name: metric for name, metric in self.metrics.items() if self._joins(metric)}
-        parts = submodules(module)
-        self._parts = [(name, part, dict(part._parameters), dict(part._buffers)) for name, part in parts]
-        self._found: dict[str, Any] = {}  # beside parts, parameters and buffers, by path
         self._wrapped = set[int]()  # metrics in others that no attribute of the module's own holds
-        self._waiting, self._of_data = deque[tuple[Any, str, str]](), deque[tuple[Any, str, str]]()
-        self._seen = {id(value) for value in _looked_after(module)}
-        for _, part, parameters, buffers in self._parts:
-            self._seen |= {id(value) for value in (part, *parameters.values(), *buffers.values())}
+        self._seen |= {id(value) for value in _looked_after(module)}
+        parts = submodules(module)
         inside = {id(part) for metric in self.joined.values() for _, part in submodules(metric)}
         outside = [(name, part) for name, part in parts if id(part) not in inside]
         for name, part in outside:
@@ -103,37 +186,11 @@ class ModuleSnapshot:
         self._quiet, self.objects = self.objects[others:], self.objects[:others]
         self.states = [MetricState(metric) for metric in self.joined.values()]
 
-    def _add(self, value: Any, name: str, kind: Kind, path: str = "", look: bool = True) -> Object:
-        found = Object(value, name, kind, path)
-        self.objects.append(found)
-        if look:
-            self._waiting.extend(part for part in found.parts() if not isinstance(part[0], PLAIN))
-        return found
-
     def _add_beside_states(self, metric: Metric, name: str, path: str = "") -> None:
         for at, part in parts_of(metric):
             self._add(part, f"{name}.{at}" if at else name, METRIC, path)
 
-    def _look_into(self, waiting: deque[tuple[Any, str, str]], of_data: bool) -> None:
-        self._waiting = waiting
-        while waiting:
-            value, name, path = waiting.popleft()
-            if id(value) in self._seen:
-                continue
-            if isinstance(value, (Dataset, DataLoader, Sampler)) and not of_data:
-                self._of_data.append((value, name, path))
-                continue
-            self._seen.add(id(value))
-            collected = isinstance(value, MetricCollection)
-            inside = numbered(value.values(copy_state=False)) if collected else held_by(value)
-            if inside is not None:
-                waiting.extend((part, name, path + step) for step, part in inside if not isinstance(part, PLAIN))
-                continue
-            self._look_at(value, name, path, of_data)
-
     def _look_at(self, value: Any, name: str, path: str, of_data: bool) -> None:
-        if isinstance(value, Tensor):
-            self.tensors.append((name, value))
         if isinstance(value, Metric) and id(value) not in self._wrapped:
             hidden = f"{len(self.metrics)} in {name}"
             self.metrics[hidden] = value
@@ -143,48 +200,17 @@ class ModuleSnapshot:
                 self._found[f"{name}#{path}"] = value
                 self._add_beside_states(value, name, path)
                 return
-        kinds = kinds_of(value, of_data) if len(self.objects) < _MANY else None
-        if kinds is None:
-            self.unfollowed.setdefault(name, type(value).__name__)
-        elif kinds:
-            self._found[f"{name}#{path}"] = value
-            for kind in kinds:
-                self._add(value, name, kind, path)
-
-    # ---- names
+        super()._look_at(value, name, path, of_data)
 
     @cached_property
     def shared(self) -> Shared:
         """What copies of the module have, too, by names that they share."""
-        found: dict[str, Any] = {}
-        for name, part, parameters, buffers in self._parts:
-            found[f"module {name}"] = part
-            for kind, values in (("parameter", parameters), ("buffer", buffers)):
-                found |= {f"{kind} {name}.{key}": value for key, value in values.items() if value is not None}
-        if self._whole:
-            found["buffers"] = self.buffers.value
-        return Shared(found | self._found, self._module)
-
-    @cached_property
-    def by_path(self) -> dict[tuple[str, bool], Object]:
-        """Objects that may change, by path, and whether these are their attributes."""
-        paths = self.shared.paths
-        return {(paths[id(one.value)], one.kind in NAMED): one for one in self.objects if id(one.value) in paths}
-
-    # ---- later
+        buffers = {"buffers": self.buffers.value} if self._whole and self.buffers is not None else {}
+        return Shared(self._known | buffers | self._found, self._module)
 
     def current(self) -> ModuleSnapshot:
         """A snapshot of the module now: this one, if nothing has changed."""
         return ModuleSnapshot(self._module, self._whole) if self.changed() else self
-
-    def changed(self) -> list[Object]:
-        """The objects that hold something else now."""
-        return [found for found in self.objects if not found.is_same()]
-
-    def restore(self) -> None:
-        """Lets all objects hold what they held; metrics of which others see to their states apart."""
-        for found in self.changed():
-            found.restore()
 
     def put(self) -> None:
         """Puts everything back."""
@@ -197,6 +223,16 @@ class ModuleSnapshot:
         """Lets all metrics start from zero."""
         for metric in self.metrics.values():
             metric.reset()
+
+
+def known_in(module: nn.Module) -> dict[str, Any]:
+    """Submodules, parameters and buffers of a module, by path."""
+    found: dict[str, Any] = {}
+    for name, part in submodules(module):
+        found[f"module {name}"] = part
+        for kind, values in (("parameter", part._parameters), ("buffer", part._buffers)):
+            found |= {f"{kind} {name}.{key}": value for key, value in values.items() if value is not None}
+    return found
 
 
 def _looked_after(module: nn.Module) -> Iterable[Any]:
