@@ -164,7 +164,7 @@ def differences(one: Any, two: Any, where: str = "") -> list[str]:
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().contiguous().numpy().tobytes()
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def by_step(rows: list[tuple[int | None, dict[str, float]]]) -> dict[tuple[int | None, str], float]:

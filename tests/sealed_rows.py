@@ -14,7 +14,9 @@ from fl_lightning.core.updates import UpdateMatrix
 
 LEVELS = ("sums", "gram", "rows")
 MEMBERS = {
-    **dict.fromkeys(("layout", "dtype", "columns", "offsets", "norms", "norm_of", "combine", "beside"), "sums"),
+    **dict.fromkeys(
+        ("layout", "dtype", "device", "columns", "offsets", "norms", "norm_of", "combine", "beside"), "sums"
+    ),
     **dict.fromkeys(("gram", "cross_gram", "dots", "squared_distances"), "gram"),
     "puc_track": "rows",
 }

@@ -189,6 +189,8 @@ class ServerRule(ABC):
         own = vars(cls).keys()
         if "aggregate" in own and "reads" not in own and not first:
             cls.reads = "rows"
+        if "aggregate" in own and "known_weights" not in own and cls.known_weights is not ServerRule.known_weights:
+            cls.known_weights = ServerRule.known_weights  # type: ignore[method-assign]
         rule_state.set_columnwise(cls, "aggregate", "evaluation_params")
 
     def hyperparameters(self) -> dict[str, Any]:
@@ -206,6 +208,13 @@ class ServerRule(ABC):
         May change what the rule keeps: the strategy applies the step right after, or takes that back. Sets
         :attr:`report`.
         """
+
+    def known_weights(self, sizes: Tensor) -> Tensor | None:
+        """``[m]`` weights of the updates in the step, float64; ``None`` unless training samples ``sizes [m]`` say all.
+
+        Updates whose weights are known before they arrive can be added up as they do: nobody has to hold all of them.
+        """
+        return None
 
     def client_rule(self) -> ClientRule:
         """The method's client half, the same object on every call; plain local training unless the method has one."""

@@ -70,6 +70,8 @@ class FA(FedAvg):
 
     reads = "sums"
 
+    known_weights = FedAvg.known_weights
+
     _client: AgnosticWeights
 
     @checked(bases=FILLED, sigma=Bounds(above=0), bound=Bounds(1), tau=Bounds(0), penalty=Bounds(0))

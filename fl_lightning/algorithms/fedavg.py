@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights, weighted_mean
+from fl_lightning.algorithms._shared.weighting import weighted_mean
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import StepReport
 from fl_lightning.arguments import checked
@@ -32,13 +33,17 @@ class FedAvg(ServerRule):
     def __init__(self, weighting: Literal["samples", "uniform"] = "samples") -> None:
         self.weighting = weighting
 
+    def known_weights(self, sizes: Tensor) -> Tensor:
+        """``p_i`` of :meth:`aggregate`."""
+        return sizes / sizes.sum() if self.weighting == "samples" else torch.full_like(sizes, 1.0 / len(sizes))
+
     def aggregate(self, cohort: Cohort) -> Tensor:
         """Returns ``sum_i p_i u_i`` with ``p_i = n_i / n`` or ``1 / m``.
 
         Raises:
             ValueError: a row is not finite.
         """
-        weights = data_weights(cohort) if self.weighting == "samples" else uniform_weights(cohort)
+        weights = FedAvg.known_weights(self, cohort.sizes)  # not those of a class that does more to the step
         step = weighted_mean(cohort, weights)
         self.report = StepReport(weights=weights)
         return step

@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_lightning.algorithms.base import obstacle
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.client_runner import ClientRunner
-from fl_lightning.clients.update_rows import UpdateRows, Upload
+from fl_lightning.clients.update_rows import SummedRows, UpdateRows, Upload
 from fl_lightning.clients.visits import OutcomeReplayer, VisitOutcome
 from fl_lightning.core.tensors import empty_rows
 from fl_lightning.lightning.batches import ClientTask
@@ -106,6 +106,15 @@ class Sequential(CohortExecutor):
     def runner(self, clients: ClientRunner) -> CohortRunner:
         """See :meth:`CohortExecutor.runner`."""
         return SequentialRunner(clients)
+
+
+@dataclass(frozen=True)
+class AddingUp(Sequential):
+    """Adds up the updates of clients that train one after the other, where nothing reads single ones."""
+
+    def update_rows(self, binding: BoundParameters, capacity: int) -> UpdateRows:
+        """See :meth:`CohortExecutor.update_rows`."""
+        return SummedRows(binding, capacity)
 
 
 class SequentialRunner(CohortRunner):

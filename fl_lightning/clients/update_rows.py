@@ -16,6 +16,7 @@ from fl_lightning.clients.buffers import BufferReport
 from fl_lightning.clients.client_optimizers import HandSet
 from fl_lightning.clients.schedules import StepCounts
 from fl_lightning.core.tensors import empty_rows, empty_tensors, foreach_copy_
+from fl_lightning.core.update_sum import RunningSum, UpdateSum
 from fl_lightning.core.updates import Columns, UpdateMatrix
 from fl_lightning.lightning.module.changes import Change
 
@@ -126,6 +127,9 @@ class UpdateRows:
         """Row ``index`` holds an update: one that was computed elsewhere, or a full gradient."""
         self._received.add(index)
 
+    def complete(self, index: int) -> None:
+        """Nothing changes the update in row ``index`` any more before the server sees it."""
+
     def update(self, index: int) -> Tensor:
         """``[n]`` the whole update of a client that has trained here."""
         self._check(index)
@@ -194,3 +198,55 @@ class UpdateRows:
     def _check(self, index: int) -> None:
         if index not in self._received:
             raise ValueError(f"row {index} must hold a client's update of this round, found none")
+
+
+class SummedRows(UpdateRows):
+    """One row, in which every client's update arrives, and the sum of the round's updates in place of the matrix."""
+
+    def __init__(self, binding: BoundParameters, capacity: int) -> None:
+        super().__init__(binding, 1)
+        self._capacity, self._sum = capacity, RunningSum(self.values[0])
+        self._weights: dict[int, float] = {}  # by row, of all clients of the round
+        self._complete: dict[int, Tensor] = {}  # norms of updates that are in the sum
+
+    def __len__(self) -> int:
+        return self._capacity
+
+    def row(self, index: int) -> Tensor:
+        """See the base class; the same memory for all."""
+        return self.values[0]
+
+    def begin_round(self) -> None:
+        """See the base class."""
+        super().begin_round()
+        if not len(self.values):
+            self.values = self._matrix(1)
+        self._sum.clear()
+        self._complete.clear()
+
+    def expect(self, indices: Sequence[int], weights: Tensor | None) -> None:
+        """The rows of the round's clients, and their weights ``[m]``."""
+        self._weights = dict(zip(indices, [] if weights is None else weights.tolist(), strict=True))
+
+    def complete(self, index: int) -> None:
+        """Adds the update to the sum."""
+        row = self.update(index)
+        self._complete[index] = trusted(UpdateMatrix)(row[None], self._binding.layout).norms()
+        self._sum.add(row, self._weights[index])
+
+    def norms(self, indices: Sequence[int]) -> Tensor:
+        """See the base class."""
+        return torch.cat([self._complete[index] for index in indices])
+
+    def gathered(self, indices: Sequence[int], norms: Tensor | None = None) -> UpdateMatrix:
+        """The sum, in the memory of the row; the next round gets another one."""
+        if list(indices) != list(self._weights):
+            raise ValueError(
+                f"all clients of a round must send their updates where these are added up with known weights, found "
+                f"those at the places {list(indices)} of {list(self._weights)}: give the strategy count_conflicts=True"
+            )
+        step, self.values = self.values[0], self.values.new_empty(0, self.columns.numel)
+        self._views.clear()
+        self._sum.put(step)
+        weights = torch.tensor(list(self._weights.values()), dtype=torch.float64)
+        return UpdateSum(step, weights, self.norms(indices) if norms is None else norms, self._binding.layout)

@@ -60,13 +60,12 @@ class Cohort:
     num_samples: int | None = None
 
     def __post_init__(self) -> None:
-        rows = self.updates.rows
-        m, n = rows.shape
+        m, n, device = len(self.updates), self.updates.columns.numel, self.updates.device
         if m == 0:
             raise ValueError("updates must have at least one row, found none")
-        if self.params.shape != (n,) or self.params.device != rows.device:
+        if self.params.shape != (n,) or self.params.device != device:
             found = f"{tuple(self.params.shape)} on {self.params.device}"
-            raise ValueError(f"params must have shape [{n}] on {rows.device}, found {found}")
+            raise ValueError(f"params must have shape [{n}] on {device}, found {found}")
         if len(self.client_ids) != m or len(set(self.client_ids)) != m:
             raise ValueError(f"client_ids must be {m} distinct integers, found {self.client_ids}")
         if self.num_clients is not None and self.num_clients < m:
@@ -79,7 +78,7 @@ class Cohort:
             object.__setattr__(self, "losses", _vector("losses", self.losses, m))
         if type(self.extras) is not dict or len(self.extras):
             check("extras of Cohort", self.extras, Mapping[str, Any])
-        extras = {name: _wide(f"extras[{name!r}]", value, rows) for name, value in self.extras.items()}
+        extras = {name: _wide(f"extras[{name!r}]", value, self.params) for name, value in self.extras.items()}
         for name, value in extras.items():
             if value.dim() == 0 or value.shape[0] != m:
                 raise ValueError(f"extras[{name!r}] must have first dimension {m}, found {tuple(value.shape)}")
@@ -112,8 +111,8 @@ def _given(name: str, value: Tensor | Sequence[float]) -> Tensor:
         raise ValueError(f"{name} must be numbers, found {shown(value)}: {error}") from None
 
 
-def _wide(name: str, value: Tensor | Sequence[float], rows: Tensor) -> Tensor:
-    given, device = _given(name, value), accumulation_device(rows)
+def _wide(name: str, value: Tensor | Sequence[float], like: Tensor) -> Tensor:
+    given, device = _given(name, value), accumulation_device(like)
     if given.is_cpu:
         return given.to(torch.float64).to(device, non_blocking=True)  # nothing waits for the device
     return given.to(device).to(torch.float64)

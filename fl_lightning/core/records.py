@@ -30,8 +30,9 @@ class RoundRecord:
         losses: ``[m]`` losses at the global parameters before training, if the rule asked for them.
         step_norm: Euclidean norm of the server's step.
         update_norms: ``[m]`` Euclidean norms of the updates.
-        conflicts: clients whose update has a negative inner product with the step, on the whole model.
-        layer_conflicts: the same count per layer, by layer name.
+        conflicts: clients whose update has a negative inner product with the step, on the whole model; ``None`` if they
+            were not counted.
+        layer_conflicts: the same count per layer, by layer name; empty if they were not counted.
         flagged: the rule met a degenerate case and fell back.
         weights: ``[m]`` weights of the updates in the step, if the rule reports them.
         scalars: further numbers that the rule reports.
@@ -51,7 +52,7 @@ class RoundRecord:
     losses: Tensor | None
     step_norm: float
     update_norms: Tensor
-    conflicts: int
+    conflicts: int | None
     layer_conflicts: Mapping[str, int]
     flagged: bool
     weights: Tensor | None
@@ -128,7 +129,6 @@ def round_metrics(record: RoundRecord, listed: int = 100) -> Mapping[str, float]
         "fed/train_loss": record.train_loss,
         "fed/step_norm": record.step_norm,
         "fed/update_norm": float(record.update_norms.mean()) if record.client_ids else 0.0,
-        "fed/conflicts": record.conflicts,
         "fed/flagged": float(record.flagged),
         "fed/clients": len(record.client_ids),
         "fed/dropped": len(record.dropped),
@@ -136,6 +136,8 @@ def round_metrics(record: RoundRecord, listed: int = 100) -> Mapping[str, float]
         "fed/skipped_rounds": record.skipped_rounds,
         "fed/seconds": record.seconds,
     }
+    if record.conflicts is not None:
+        metrics["fed/conflicts"] = record.conflicts
     metrics |= {f"fed/conflicts_in/{name}": count for name, count in record.layer_conflicts.items()}
     if record.losses is not None:
         metrics["fed/start_loss"] = float(record.losses.mean())

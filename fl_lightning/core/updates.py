@@ -172,6 +172,11 @@ class UpdateMatrix:
         """Dtype of the rows."""
         return self.rows.dtype
 
+    @property
+    def device(self) -> torch.device:
+        """Where the rows lie."""
+        return self.rows.device
+
     def beside(self, rows: Tensor) -> UpdateMatrix:
         """A matrix of other rows with the same columns, on any device."""
         return trusted(UpdateMatrix)(rows, self.layout, self.columns)
@@ -258,14 +263,8 @@ class UpdateMatrix:
     def puc_track(self, row: int, counts: Tensor, threshold: int, participations: int) -> tuple[Tensor, Tensor]:
         """What one client keeps of its update: :func:`fl_lightning.ops.puc_track` of one row.
 
-        Args:
-            row: its place.
-            counts: ``[n]`` past increases, changed in place.
-            threshold: see there.
-            participations: see there.
-
-        Returns:
-            ``[ceil(n / 32)]`` bits, and the squared norms of what is kept: one per parameter tensor, float64.
+        ``counts [n]``, past increases, change in place. Returns ``[ceil(n / 32)]`` bits, and the squared norms of what
+        is kept: one per parameter tensor, float64.
         """
         values, total, masks = self.rows[row], self.columns.total, []
 

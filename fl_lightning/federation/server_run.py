@@ -137,7 +137,7 @@ class ServerRun:
         parts = [
             f"{len(record.client_ids)} clients" + (f", without {out}" if out else ""),
             f"training loss {record.train_loss:.4g}",
-            f"{record.conflicts} in conflict with the step",
+            *([] if record.conflicts is None else [f"{record.conflicts} in conflict with the step"]),
             f"{record.seconds:.1f} s, of these {record.seconds - record.training_seconds:.2f} s on the server",
         ]
         return f"{number}: {'; '.join(parts)}"

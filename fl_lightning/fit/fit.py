@@ -14,7 +14,7 @@ from torch import Tensor
 from fl_lightning.algorithms._shared.personal_layers import PersonalLayers
 from fl_lightning.arguments import altered
 from fl_lightning.clients.bound_parameters import BoundParameters
-from fl_lightning.clients.update_rows import Upload
+from fl_lightning.clients.update_rows import SummedRows, Upload
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.modules import BatchNorm, submodules
 from fl_lightning.core.records import RoundRecord, round_metrics
@@ -90,9 +90,12 @@ class FederatedFit:
         steps = self.clients.schedules.steps
         idle = self._binding.not_trained
         idle = idle and f" {idle} require gradients and are in no optimizer: they are not trained."
+        summed = isinstance(self.clients.runner.rows, SummedRows)
+        more = " Updates are added up as they arrive, so nobody counts conflicts (count_conflicts)." * summed
         rank_zero_info(
             f"Federated fit on {self._binding.theta.device}, {path_taken} path. Memory beside the module: {usage}. A "
-            f"round counts as {steps} step{'s' * (steps > 1)} (global_step, max_steps, learning-rate schedules).{idle}"
+            f"round counts as {steps} step{'s' * (steps > 1)} (global_step, max_steps, learning-rate schedules)."
+            f"{more}{idle}"
         )
         self._hint_at_statistics()
         trained, theta = (states or {}).get("trained"), self._binding.theta
@@ -197,7 +200,11 @@ class FederatedFit:
             ClientTask(int(client), place, index, int(loaders.sizes[client]), loaders.num_batches(client))
             for place, client in enumerate(selection.client_ids)
         ]
-        self.clients.begin_round([t for t in tasks if t.num_samples > 0 and t.client_id not in selection.drop_outs])
+        present = [t for t in tasks if t.num_samples > 0 and t.client_id not in selection.drop_outs]
+        clients.begin_round(present)
+        if isinstance(clients.runner.rows, SummedRows) and present:
+            sizes = torch.tensor([task.num_samples for task in present]).double()
+            clients.runner.rows.expect([task.index for task in present], self._options.algorithm.known_weights(sizes))
         yield from tasks
         for place in range(len(tasks), len(clients.runner.rows)):
             yield ClientTask(None, place, index)
@@ -236,7 +243,8 @@ class FederatedFit:
         return upload.train_loss
 
     def _taken(self, upload: Upload) -> Upload:
-        """What a client has sent; vectors beside its update are in the round's rows now."""
+        """What a client has sent; all of its vectors are in the round's rows now."""
+        self.clients.runner.rows.complete(upload.index)
         if upload.report.companions:
             self.clients.runner.rows.take_companions(upload.index, upload.report.companions)
             upload = replace(upload, report=replace(upload.report, companions={}))
@@ -267,7 +275,8 @@ class FederatedFit:
         if self._agreement is not None:
             sums = checksums_of(self._options, self._server, self.clients)
             record = self.last_round = self._agreement.compared(record, sums)
-        self.clients.runner.loop.publish(round_metrics(record), {"conflicts": str(record.conflicts)})
+        counted = {} if record.conflicts is None else {"conflicts": str(record.conflicts)}
+        self.clients.runner.loop.publish(round_metrics(record), counted)
         if self._agreement is not None:
             self._agreement.ranks.follow_requests()  # whoever stops validates first
 

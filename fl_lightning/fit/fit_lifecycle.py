@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from fl_lightning.clients.base import AddingUp, Sequential
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.clients.step_calls import ClientHooks
@@ -124,6 +125,8 @@ class FitLifecycle:
         if loaded is not None:
             carried = loaded if "fit" in loaded else None
         executor, rule = options.executor, options.client_rule
+        if type(executor) is Sequential and options.adds_up(capacity * self._binding.theta.nbytes):
+            executor = AddingUp()
         if self._ranks is not None:
             agreement = on_ranks.Agreement(self._ranks)
             executor = on_ranks.shared_work(self._ranks, options, self._binding, len(loaders), agreement)

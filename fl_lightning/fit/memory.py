@@ -16,8 +16,11 @@ def memory_plan(
     rules: Iterable[ServerRule | ClientRule],
     server_optimizer: bool,
     keeps_client_optimizers: bool,
+    summed: bool = False,
 ) -> dict[str, int]:
     """Lists what a fit allocates, in bytes by name; the federation's cohort size is known.
+
+    ``summed``: one update is held at a time, and the sum of a round's in float64.
 
     An optimizer counts with two numbers per parameter. The server's takes copies of parameters and state as well,
     because a step after which something is not finite is not taken.
@@ -32,8 +35,11 @@ def memory_plan(
     parts = {
         "global parameters": params,
         "parameters in training (per process)": in_training,
-        f"update matrix ({rows} x {columns})": rows * row,
     }
+    if summed:
+        parts[f"one update, and the sum of {rows}"] = row + 8 * columns
+    else:
+        parts[f"update matrix ({rows} x {columns})"] = rows * row
     if federation.columns is not None:
         trained = ceil(rows / len(federation.columns.spans))
         parts[f"updates of clients that train here ({trained} x {total})"] = trained * whole

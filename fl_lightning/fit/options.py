@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -33,6 +34,9 @@ from fl_lightning.metrics.functional import Mode
 
 _GUESSED = 2**32
 """Seeds below can all be tried."""
+
+_COUNTED = 2**30
+"""Bytes of a round's updates that are held for nothing but counts of conflicts, unless these are asked for."""
 
 COHORT = "a count of clients (an int such as 10) or a fraction of them (a float above 0 and up to 1.0)"
 """What ``clients_per_round`` is."""
@@ -58,6 +62,7 @@ class FitOptions(LocalOptions):
     max_failed_rounds: int | None
     strict_resume: bool
     log_client_names: bool
+    count_conflicts: bool | None
     partition: PartitionLike | None
     client_rule: ClientRule = field(init=False)  # that of client, or the algorithm's own
 
@@ -148,6 +153,15 @@ class FitOptions(LocalOptions):
         if self.guard is None:
             return ()
         return (self.guard,) if isinstance(self.guard, Guard) else tuple(self.guard)
+
+    def adds_up(self, size: int) -> bool:
+        """Whether a round's updates, of so many bytes, are added up as they arrive: nothing reads single ones."""
+        if self.count_conflicts or (self.count_conflicts is None and size <= _COUNTED):
+            return False
+        server, rule, alone = self.algorithm, self.client_rule, self.attack is None and not self.guards
+        known = server.known_weights(torch.ones(1, dtype=torch.float64)) is not None
+        sums = known and server.reads == rule.reads == "sums" and not rule_state.in_columns(rule)
+        return sums and alone and self.on_client_error == "raise"  # else clients may be left out, and weights change
 
     def check_rounds(self, cohort_size: int, sizes: Tensor | None = None) -> None:
         """Raises ValueError if no round can have ``min_clients`` usable uploads, or so many as a guard needs.

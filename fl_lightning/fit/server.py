@@ -17,7 +17,7 @@ from fl_lightning.algorithms.records import Federation, StepReport, mean_rate
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
-from fl_lightning.clients.update_rows import UpdateRows, Upload
+from fl_lightning.clients.update_rows import SummedRows, UpdateRows, Upload
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
@@ -54,6 +54,8 @@ class Server:
         self.failures = Failures(options, num_clients)
         self._step = GlobalStep(binding, options.server_optimizer)
         self.num_samples: int | None = None  # of all registered clients, if known
+        self._summed = isinstance(rows, SummedRows)
+        self._counts_conflicts = options.count_conflicts is not False and not self._summed
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -95,7 +97,7 @@ class Server:
             if changed is not None:
                 rule.clients_changed(federation, changed)
             rule.begin_fit(federation)
-        return memory_plan(federation, rules, self.optimizer is not None, keeps_client_optimizers)
+        return memory_plan(federation, rules, self.optimizer is not None, keeps_client_optimizers, self._summed)
 
     def reset(self) -> None:
         """Begins anew."""
@@ -158,7 +160,7 @@ class Server:
             step, step_norm = self._aggregate(cohort)
             exact = self._rows.reached_by(step) if self._num_clients == 1 else None
             take = self._step.tried(self._rows.columns.joined(step), step_norm, exact)
-            dots = cohort.updates.dots(step).cpu()
+            dots = cohort.updates.dots(step).cpu() if self._counts_conflicts else None
             self._rule.commit(cohort)
             record = self._record(current, cohort, step_norm, reports, dots, scalars)
         except refused as refusal:
@@ -269,16 +271,11 @@ class Server:
         return step, norm
 
     def _record(
-        self,
-        current: Round,
-        cohort: Cohort,
-        step_norm: float,
-        reports: UsableUploads,
-        dots: Tensor,
+        self, current: Round, cohort: Cohort, step_norm: float, reports: UsableUploads, dots: Tensor | None,
         scalars: Mapping[str, float],
-    ) -> RoundRecord:
+    ) -> RoundRecord:  # fmt: skip
         report, layout = self._algorithm.report, self._binding.layout
-        counts = trusted(conflict_counts)(dots)
+        counts, names = None if dots is None else trusted(conflict_counts)(dots), layout.layer_names
         return trusted(RoundRecord)(
             round=current.index,
             client_ids=cohort.client_ids,
@@ -287,8 +284,8 @@ class Server:
             losses=cohort.losses,
             step_norm=step_norm,
             update_norms=reports.norms,
-            conflicts=int(counts.model),
-            layer_conflicts=dict(zip(layout.layer_names, counts.layers.tolist(), strict=True)),
+            conflicts=None if counts is None else int(counts.model),
+            layer_conflicts={} if counts is None else dict(zip(names, counts.layers.tolist(), strict=True)),
             flagged=report.flagged,
             weights=report.weights,
             scalars={**report.scalars, **self._rule.scalars, **scalars},

@@ -90,6 +90,9 @@ class FederatedStrategy(ReadableStrategy):
             training batch size. A larger number is faster. It gives the same values if the loss is a mean over samples.
         log_client_names: log clients' values under their names instead of their numbers, where they have names
             (:class:`fl_lightning.data.ByKey`).
+        count_conflicts: whether to count the clients that each step works against (``fed/conflicts``), for which all
+            updates of a round have to be there at once; default unless more than 1 GiB of them would be held for that
+            alone (docs/logged.md).
         partition: divides the data that the Trainer is given, where a library calls ``Trainer.fit`` itself and nobody
             can wrap its data: a partition or ready index vectors as for :class:`fl_lightning.FederatedDataModule`,
             which does the dividing with this strategy's ``seed``. With more to say, pass a function of the data, such
@@ -146,6 +149,7 @@ class FederatedStrategy(ReadableStrategy):
         max_failed_rounds: int | None = 3,
         strict_resume: bool = True,
         log_client_names: bool = False,
+        count_conflicts: bool | None = None,
         partition: PartitionLike | None = None,
         timeout: timedelta = timedelta(minutes=30),
     ) -> None:
@@ -159,7 +163,7 @@ class FederatedStrategy(ReadableStrategy):
             on_client_error=on_client_error, guard=guard, attack=attack, seed=seed,
             executor=Sequential() if executor is None else executor, loss_batch_size=loss_batch_size,
             min_clients=min_clients, max_failed_rounds=max_failed_rounds, strict_resume=strict_resume,
-            log_client_names=log_client_names, partition=partition,
+            log_client_names=log_client_names, count_conflicts=count_conflicts, partition=partition,
         )  # fmt: skip
         self.algorithm, self.client_rule = options.algorithm, options.client_rule
         self._fits = FitLifecycle(options)

@@ -267,7 +267,10 @@ def _combined(rows: Tensor, offsets: Tensor, coeff: Tensor) -> Iterator[tuple[in
     wide = _Wide(rows)
     coeff = coeff.to(wide.device).double()
     for layer, start, stop in _blocks(offsets, rows):
-        yield start, stop, torch.mv(wide(rows[:, start:stop]).T, coeff[layer])
+        total = torch.zeros(stop - start, dtype=torch.float64, device=wide.device)
+        for row in wide(rows[:, start:stop]).mul_(coeff[layer][:, None]):  # in the kernels' order
+            total.add_(row)
+        yield start, stop, total
 
 
 def _pack(kept: Tensor) -> Tensor:

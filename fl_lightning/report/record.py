@@ -31,7 +31,7 @@ class RoundSeries:
         clients: clients whose updates were aggregated.
         train_loss: mean of the local training losses, weighted by samples.
         step_norm: Euclidean norm of the server's step.
-        conflicts: clients in conflict with the step, on the whole model.
+        conflicts: clients in conflict with the step, on the whole model; ``None`` where nobody counted.
         drop_outs: clients that the sampler let drop out.
         errors: clients that were left out for any other reason.
         flagged: the method met a degenerate case and fell back.
@@ -46,7 +46,7 @@ class RoundSeries:
     clients: tuple[int, ...] = ()
     train_loss: tuple[float | None, ...] = ()
     step_norm: tuple[float | None, ...] = ()
-    conflicts: tuple[int, ...] = ()
+    conflicts: tuple[int | None, ...] = ()
     drop_outs: tuple[int, ...] = ()
     errors: tuple[int, ...] = ()
     flagged: tuple[bool, ...] = ()

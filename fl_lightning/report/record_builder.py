@@ -96,7 +96,7 @@ class RecordBuilder:
             "clients": len(record.client_ids),
             "train_loss": finite(record.train_loss),
             "step_norm": finite(record.step_norm),
-            "conflicts": int(record.conflicts),
+            "conflicts": None if record.conflicts is None else int(record.conflicts),
             "drop_outs": drop_outs,
             "errors": len(record.dropped) - drop_outs,
             "flagged": bool(record.flagged),

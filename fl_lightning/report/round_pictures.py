@@ -85,7 +85,8 @@ def conflicts(methods: Sequence[Method]) -> Picture | None:
 
     def shares(record: FitRecord) -> list[float | None]:
         pairs = zip(record.rounds.conflicts, record.rounds.clients, strict=True)
-        return [100 * count / clients if clients and not record.is_bound else None for count, clients in pairs]
+        known = not record.is_bound
+        return [100 * count / clients if count is not None and clients and known else None for count, clients in pairs]
 
     return _per_round(
         methods, shares, "conflicts", "Whom the steps worked against", "clients in conflict (%)",

@@ -127,11 +127,11 @@ class Method:
 
     @property
     def conflicts(self) -> float:
-        """Share of a round's clients in conflict with the step; NaN for bounds."""
-        clients = sum(sum(record.rounds.clients) for record in self.records)
-        if self.is_bound or not clients:
-            return nan
-        return sum(sum(record.rounds.conflicts) for record in self.records) / clients
+        """Share of a round's clients in conflict with the step; NaN for bounds, and where nobody counted."""
+        rounds = [pair for fit in self.records for pair in zip(fit.rounds.conflicts, fit.rounds.clients, strict=True)]
+        known = [(count, clients) for count, clients in rounds if count is not None]
+        clients = sum(clients for _, clients in known)
+        return nan if self.is_bound or not clients else sum(count for count, _ in known) / clients
 
     @property
     def seconds(self) -> float:

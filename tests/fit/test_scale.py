@@ -11,7 +11,7 @@ from statistics import median
 import pytest
 import torch
 from lightning.pytorch import Callback
-from support import CLASSES, FEATURES, Classifier, blobs, fit, fresh
+from support import CLASSES, FEATURES, Classifier, Manual, blobs, fit, fresh, train
 from torch import nn
 
 import fl_lightning as fl
@@ -59,12 +59,12 @@ def kilobytes(key):
     return int(line.split()[1])
 
 
-def growth_of_peak_memory(dataset, clients):
+def growth_of_peak_memory(run):
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # memory that other tests have freed would be taken again unseen
     before = kilobytes("VmRSS")
     _CLEAR.write_text("5")  # the peak starts anew
-    seconds_per_round(dataset, clients, rounds=2)
+    run()
     return 1024 * (kilobytes("VmHWM") - before)
 
 
@@ -75,9 +75,30 @@ def datasets():
 
 @pytest.mark.skipif(not _CLEAR.exists(), reason="peak memory is read from /proc")
 def test_peak_memory_grows_by_little_more_than_indices(datasets):
-    growth_of_peak_memory(datasets[100], 100)  # imports and caches
-    grown = growth_of_peak_memory(datasets[CLIENTS], CLIENTS)
-    assert grown < ALLOWED
+    seconds_per_round(datasets[100], 100, rounds=2)  # imports and caches
+    assert growth_of_peak_memory(lambda: seconds_per_round(datasets[CLIENTS], CLIENTS, rounds=2)) < ALLOWED
+
+
+class Large(Manual):
+    """4 MB of parameters, and steps that take no time."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(1000, 1000)
+
+    def training_step(self, batch, batch_idx):
+        with torch.no_grad():
+            self.net.weight.mul_(0.5)
+
+
+@pytest.mark.skipif(not _CLEAR.exists(), reason="peak memory is read from /proc")
+@pytest.mark.parametrize(("counts", "rows"), [(True, (50, 55)), (False, (5, 8))])
+def test_updates_that_are_added_up_take_the_memory_of_a_few(datasets, counts, rows):
+    data = fl.FederatedDataModule(datasets[100], fl.data.IID(50))
+    grown = growth_of_peak_memory(
+        lambda: train(fresh(Large), 2, data=data, clients_per_round=50, count_conflicts=counts)
+    )
+    assert rows[0] < grown / (4 * 1_001_000) < rows[1]
 
 
 def test_python_objects_per_client(datasets):

@@ -14,7 +14,14 @@ import numpy as np
 import pytest
 from records import fit_record
 
-from fl_lightning.report import FitRecord, RoundSeries, client_pictures, write_report
+from fl_lightning.report import (
+    FitRecord,
+    RoundSeries,
+    client_pictures,
+    record_from_json,
+    record_to_json,
+    write_report,
+)
 from fl_lightning.report.conclusion import lede
 from fl_lightning.report.number_formats import in_bytes
 from fl_lightning.report.pictures import DARK, LIGHT, binned, both_ends, thinned
@@ -286,6 +293,16 @@ class TestSentences:
         assert "No methods, but plain training to measure them by: pooled and local only." in text
         assert re.findall(r"pooled</td>.*?<td>(-)</td><td>(3)</td>", text)
         assert re.findall(r"local only</td>.*?<td>(-)</td><td>(-)</td><td>(-)</td>", text)
+        (conflicts,) = pictures(text)["conflicts"]
+        (curve,) = conflicts["data"]
+        assert "FedAvg" in curve["name"]
+
+    def test_rounds_in_which_nobody_counted_have_no_conflicts(self, tmp_path):
+        first, other = fit_record("FedAvg", rounds=2), fit_record("FedProx", rounds=2)
+        other = replace(other, rounds=replace(other.rounds, conflicts=(None, None)), layer_conflicts=None)
+        assert record_from_json(record_to_json(other)) == other
+        text = write_report([first, other], tmp_path / "report.html").read_text()
+        assert re.findall(r"FedProx</td>.*?<td>(-)</td><td>(2)</td>", text)
         (conflicts,) = pictures(text)["conflicts"]
         (curve,) = conflicts["data"]
         assert "FedAvg" in curve["name"]
