@@ -111,6 +111,7 @@ class ClientRunner:
                 self.rows.close(task.index)
             step_counts = self.schedules.end_visit()
             module_change, hand_set = self.isolation.end(), self._hand_set.end()
+        # Dishonest clients train like all others, and the attack then sees the update that they would have sent.
         if (attack := self.options.attack_of(client)) is not None:
             seed = derive_seed(self.options.seed, "attack", task.round, client)
             attack.replace(self.rows.update(task.index), theta, seed)

@@ -111,7 +111,7 @@ class LocalTrainer:
             loss = self._gradient(work, out)
         finally:
             self.log.remove()
-        self._loop.count_step()
+        self._loop.count_step()  # a round has one, though no optimizer takes it
         work.steps += 1
         return loss
 
@@ -167,7 +167,7 @@ class LossGradients:
         loss = self._calls.training_loss(batch, index)
         if loss is not None:
             loss = self._hooks.add_loss_term(loss, batch)
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad()  # as in Lightning: after the forward pass, and also where the batch is skipped
         if loss is None:
             return None
         torch.autograd.backward(loss)

@@ -102,7 +102,7 @@ class ParallelRunner(DispatchingRunner):
 
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:
         """See :meth:`DispatchingRunner.begin_round`."""
-        self.close()
+        self.close()  # workers are copies of the fit as the last round found it
         super().begin_round(tasks)
 
     def train(self, task: ClientTask) -> Upload:
@@ -201,7 +201,7 @@ class ParallelRunner(DispatchingRunner):
             while (place := channel.recv()) is not None:
                 outcome = recorder.visit(self._tasks[place], place)
                 with contextlib.suppress(Exception):
-                    sys.stdout.flush()
+                    sys.stdout.flush()  # the signal that ends this process leaves no time for it
                 channel.send_bytes(packed(outcome))
         flaw = ""
         try:

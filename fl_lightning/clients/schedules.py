@@ -148,7 +148,7 @@ class Schedules:
             if self._manual:
                 handle = config.scheduler.optimizer.register_step_post_hook(partial(self._note_step, place))
                 self._watch.callback(handle.remove)
-            step = config.scheduler.step
+            step = config.scheduler.step  # in front of its class's until restore() puts the old attributes back
             vars(config.scheduler)["step"] = partial(self._step_by_hand, place, step)
         return self._clock.scheduled or (self._manual and bool(configs))
 

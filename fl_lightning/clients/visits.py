@@ -86,7 +86,7 @@ class VisitRecorder:
             try:
                 upload = clients.train(task)
                 optimizers = clients.optimizers.pop_pending(task.client_id)
-            except BaseException as raised:
+            except BaseException as raised:  # an interrupt as well: the fit raises it when the client's turn comes
                 upload, error, trace = None, portable(raised), traceback.format_exc()
             clients.restore()
         stops, trainer.should_stop = trainer.should_stop and not stopped, stopped

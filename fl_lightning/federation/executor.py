@@ -59,7 +59,7 @@ class Executor(CohortExecutor):
     def runner(self, clients: ClientRunner) -> CohortRunner:
         """Starts workers when the first round begins."""
         payload = fit_payload(clients)
-        payload.datamodule.trainer = None
+        payload.datamodule.trainer = None  # it leads to loops and generators, which nothing can pickle
         try:
             work = VisitWork(saved(payload, self.pickler()))
         except Exception as error:  # __reduce__ of anybody may raise anything

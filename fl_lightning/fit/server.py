@@ -140,9 +140,7 @@ class Server:
         failed.
         """
         drop, skipped = self.failures.drop, self.failures.skipped
-        reports = self._usable(
-            current, lambda upload, why, any_usable: drop(current, upload.client_id, why, any_usable=any_usable)
-        )
+        reports = self._usable(current, lambda upload, why, some: drop(current, upload.client_id, why, any_usable=some))
         uploads, count = reports.uploads, len(reports.uploads)
         if count < self._options.min_clients:
             reason = f"{count} usable report{'s' * (count > 1)}, fewer than min_clients={self._options.min_clients}"
@@ -158,6 +156,7 @@ class Server:
             return skipped(current, uploads, f"had {flaw}", str(flaw), failed=True), _nothing
         try:
             step, step_norm = self._aggregate(cohort)
+            # One client with all data ends where plain Lightning does, bit for bit: a subtraction would round.
             exact = self._rows.reached_by(step) if self._num_clients == 1 else None
             take = self._step.tried(self._rows.columns.joined(step), step_norm, exact)
             dots = cohort.updates.dots(step).cpu() if self._counts_conflicts else None
@@ -190,7 +189,7 @@ class Server:
 
     def trial(self, current: Round) -> str | None:
         """Why the method cannot work with these uploads alone; ``None`` if it can. Everything stays as it was."""
-        reports = self._usable(current, lambda upload, why, any_usable: None)
+        reports = self._usable(current, lambda upload, why, some: None)
         if not reports.uploads:
             return None
         indices = [upload.index for upload in reports.uploads]

@@ -104,11 +104,11 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         self.val_loop.restarting = False
         trainer, connector = self.trainer, self.trainer._logger_connector
         task, _, _ = next(data_fetcher)
-        index = self.batch_idx + 1
+        index = self.batch_idx + 1  # which counts batches that are ready, and this one is not yet
         self.batch_progress.is_last_batch = data_fetcher.done
         self.batch_progress.increment_ready()
         connector.on_batch_start(task)
-        if task.client_id is None:
+        if task.client_id is None:  # a place that nobody takes: Lightning wants equally many batches in every epoch
             self.batch_progress.increment_started()
             self.batch_progress.increment_processed()
         else:
@@ -187,6 +187,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
             return None, True
         kwargs = self._build_kwargs(OrderedDict(), batch, batch_idx)
         if module.automatic_optimization:
+            # Lightning refuses more than one optimizer here.
             outputs: Any = self.automatic_optimization.run(trainer.optimizers[0], batch_idx, kwargs)
             if self.clock.ends_group and self.clock.scheduled:
                 self.clock.end_step()
