@@ -2,7 +2,7 @@
 """Fair federated learning for PyTorch Lightning."""
 
 from fl_lightning import (  # isort: skip
-    algorithms, attacks, callbacks, data, executors, guards, metrics, ops, optim, report, solvers,
+    algorithms, attacks, callbacks, data, executors, guards, metrics, ops, optim, report, solvers, testing,
 )  # fmt: skip
 from fl_lightning.client_module import ClientModule
 from fl_lightning.comparison import Audit, Comparison, audit, compare
@@ -54,4 +54,5 @@ __all__ = [
     "report",
     "show_versions",
     "solvers",
+    "testing",
 ]

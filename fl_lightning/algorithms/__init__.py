@@ -7,7 +7,7 @@ Uses ``lightning``, ``core``, ``ops`` and ``arguments``. ``base`` is the protoco
 
 from __future__ import annotations
 
-from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights
+from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights, weighted_mean
 from fl_lightning.algorithms.aaggff import AAggFF
 from fl_lightning.algorithms.adafed import AdaFed
 from fl_lightning.algorithms.afl import AFL
@@ -96,4 +96,5 @@ __all__ = [
     "per_client",
     "server_state",
     "uniform_weights",
+    "weighted_mean",
 ]

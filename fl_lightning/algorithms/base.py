@@ -15,6 +15,7 @@ from fl_lightning.core.layout import LayerSpec, ParamLayout
 from fl_lightning.core.model_snapshot import ModelPart, Snapshot
 from fl_lightning.core.storage import rule_state
 from fl_lightning.core.storage.declared import Declared
+from fl_lightning.core.taken_names import refuse_taken_names
 from fl_lightning.lightning.fit_description import constructor_arguments
 
 
@@ -58,6 +59,7 @@ class ClientRule:
         if {"adjust_step", "commit"} & own:
             cls.reads = cls.reads if "reads" in own else "rows"
         rule_state.set_columnwise(cls, "adjust_step", "commit")
+        refuse_taken_names(cls, ClientRule)
 
     def hyperparameters(self) -> dict[str, Any]:
         """See :meth:`ServerRule.hyperparameters`."""
@@ -192,6 +194,7 @@ class ServerRule(ABC):
         if "aggregate" in own and "known_weights" not in own and cls.known_weights is not ServerRule.known_weights:
             cls.known_weights = ServerRule.known_weights  # type: ignore[method-assign]
         rule_state.set_columnwise(cls, "aggregate", "evaluation_params")
+        refuse_taken_names(cls, ServerRule)
 
     def hyperparameters(self) -> dict[str, Any]:
         """The constructor's arguments that shape results, by name, as numbers, strings and lists of them.

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from fl_lightning.arguments import check_unused
 from fl_lightning.clients.base import CohortExecutor
 from fl_lightning.clients.client_batches import LocalOptions
 from fl_lightning.core.storage import rule_state
+from fl_lightning.core.taken_names import refuse_taken_names
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
 from fl_lightning.fit.checks import Method, paired_client_rule
 from fl_lightning.fit.data_of_trainer import PartitionLike
@@ -220,16 +220,7 @@ class FitOptions(LocalOptions):
 
 
 def _check_names(*parts: object) -> None:
-    """Refuses attributes and arguments with names under which a fit finds a method, or what a round gave."""
     bases: tuple[type[Any], ...] = (ServerRule, ClientRule, Guard, Attack, CohortSampler)
     for part, base in product(parts, bases):
-        if not isinstance(part, base):
-            continue
-        methods = {name for name, entry in vars(base).items() if inspect.isfunction(entry) and name[0] != "_"}
-        taken = sorted(methods | vars(base).keys() & {"report", "scalars"})
-        given = {name for name in methods if not callable(getattr(part, name))}
-        given |= inspect.signature(type(part)).parameters.keys()
-        for name in given.intersection(taken):
-            raise TypeError(
-                f"{type(part).__name__} must call its {name!r} something else: a fit uses {', '.join(taken)} itself"
-            )
+        if isinstance(part, base):
+            refuse_taken_names(part, base)

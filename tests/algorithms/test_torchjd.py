@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 import torch
 from algorithm_cohorts import COLUMNS, SIZES, make_cohort, random_rows
-from sealed_rows import RefusedError, sealed
 from support import Classifier, federated_blobs, fresh, training_only, weights
 
 import fl_lightning as fl
+from fl_lightning.testing.sealed_rows import RefusedError, sealed
 
 aggregation = pytest.importorskip("torchjd.aggregation")
 from fl_lightning.algorithms.torchjd import DualCone, TorchJD  # noqa: E402

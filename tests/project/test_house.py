@@ -16,7 +16,7 @@ from fl_lightning.lightning.names import CONTRACT
 PACKAGE = Path(__file__).parents[2] / "fl_lightning"
 FLOORS = (
     ("__init__", "__main__"),
-    ("attacks", "callbacks", "executors", "guards", "optim", "solvers"),
+    ("attacks", "callbacks", "executors", "guards", "optim", "solvers", "testing"),
     ("comparison", "federation"),
     ("fit",),
     ("clients",),

@@ -83,8 +83,13 @@ def uniform_weights(cohort: Cohort) -> Tensor:
     return torch.full_like(cohort.sizes, 1.0 / len(cohort))
 
 
+@checked()
 def weighted_mean(cohort: Cohort, weights: Tensor) -> Tensor:
-    """Linear combination of the rows with weights ``[m]``, the same in all layers."""
+    """Linear combination ``[n]`` of the rows with weights ``[m]``, the same in all layers.
+
+    Raises:
+        ValueError: it is not finite; the message names the clients whose rows are not.
+    """
     step = cohort.updates.combine(weights)
     if not isfinite(float(cohort.updates.norm_of(step))):
         require_finite(cohort.updates.norms().isfinite(), cohort)

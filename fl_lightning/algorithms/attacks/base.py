@@ -13,6 +13,7 @@ from torch import Tensor
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.storage import rule_state
+from fl_lightning.core.taken_names import refuse_taken_names
 from fl_lightning.core.updates import UpdateMatrix
 
 
@@ -52,6 +53,7 @@ class Attack(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         rule_state.set_columnwise(cls, "conspire")
+        refuse_taken_names(cls, Attack)
 
     def change_batch(self, batch: Any) -> Any:
         """What a dishonest client takes for a batch of its training data; the batch itself must not change."""

@@ -16,6 +16,7 @@ from fl_lightning.algorithms.records import Reads
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.storage import rule_state
+from fl_lightning.core.taken_names import refuse_taken_names
 from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.lightning.fit_description import constructor_arguments
 
@@ -101,6 +102,7 @@ class Guard(ABC):
         if "judge" in vars(cls) and "reads" not in vars(cls):
             cls.reads = "rows"
         rule_state.set_columnwise(cls, "judge")
+        refuse_taken_names(cls, Guard)
 
     @abstractmethod
     def judge(self, cohort: Cohort) -> Verdict:

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every partition must do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fl_lightning.data import Partition
+from fl_lightning.testing.requiring import SEEDED, require
+
+_SAMPLES, _CLASSES = 600, 10
+
+
+def check_partition(partition: Partition, labels: Tensor | None = None) -> None:
+    """Checks that a partition deals every sample to one client, and the same way every time.
+
+    Args:
+        partition: what divides the data.
+        labels: ``[n]`` labels to divide; default 600 of ten classes.
+
+    Raises:
+        AssertionError: it does not; the message says what is wrong.
+    """
+    kind = type(partition).__name__
+    name = f"split of {kind}"
+    dice = torch.Generator().manual_seed(0)
+    given = torch.randint(_CLASSES, (_SAMPLES,), generator=dice) if labels is None else labels
+    before, state = given.clone(), torch.get_rng_state()
+    parts = partition.split(given, 1)
+    require(torch.equal(before, given), f"{name} changes the labels: copy them")
+    require(torch.equal(state, torch.get_rng_state()), f"{name} draws from torch's own generator: {SEEDED}")
+    for client, part in enumerate(parts):
+        form = f"{list(part.shape)} of {part.dtype}" if isinstance(part, Tensor) else type(part).__name__
+        right = isinstance(part, Tensor) and part.dim() == 1 and part.dtype == torch.int64
+        require(right, f"{name} must return an int64 vector per client, found {form} for client {client}")
+    times = torch.bincount(torch.cat(parts), minlength=len(given))
+    require(len(times) == len(given), f"{name} deals sample {len(times) - 1} of {len(given)}")
+    for sample in (times != 1).nonzero().flatten().tolist():
+        found = f"sample {sample} with {int(times[sample])}"
+        require(False, f"{name} must deal every sample to one client, found {found}")
+    again = partition.split(given, 1)
+    require(all(map(torch.equal, parts, again)), f"{name} divides otherwise the second time, with one seed: {SEEDED}")
+    others = len(partition.split(given, 2))
+    require(others == len(parts), f"{name} must have as many clients with every seed, found {len(parts)} and {others}")
+    told = " at 0x" not in repr(partition)
+    require(told, f"{kind} needs a __repr__, which checkpoints and reports compare: a dataclass has one")
