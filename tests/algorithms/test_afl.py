@@ -4,51 +4,11 @@ from functools import partial
 import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support import federated_blobs, fresh, quiet_trainer
 
 import fl_lightning as fl
 from fl_lightning.algorithms import AFL
 from fl_lightning.core.storage import rule_state
-
-few = settings(max_examples=20, deadline=None, derandomize=True)
-loss = st.floats(0, 100)
-
-
-rounds = st.lists(st.dictionaries(st.integers(0, 8), loss, min_size=1, max_size=5), min_size=1, max_size=8)
-
-
-@few
-@given(rounds, st.floats(0, 2))
-def test_lambda_stays_on_the_simplex_and_absent_clients_keep_theirs(rounds, gamma):
-    rule = AFL(gamma)
-    before = dict.fromkeys(range(9), 1 / 9)
-    for when, losses in enumerate(rounds):
-        ids = list(losses)
-        rows = random_rows(len(ids), when)
-        step = rule.aggregate(make_cohort(rows, list(losses.values()), ids, when, num_clients=9))
-        lam = before | rule_state.state_dict(rule)["lam"]
-        assert min(lam.values()) >= 0
-        assert sum(lam.values()) == pytest.approx(1, abs=1e-12)
-        assert all(lam[i] == before[i] for i in range(9) if i not in ids)
-        torch.testing.assert_close(step, rule.report.weights @ rows)
-        assert rule.report.weights.sum() == pytest.approx(1)
-        for i in ids:  # the ascent shifts participants alike, plus their losses
-            for j in ids:
-                if lam[i] > 0 and lam[j] > 0 and not rule.report.flagged:
-                    rise = (lam[i] - before[i]) - (lam[j] - before[j])
-                    assert rise == pytest.approx(gamma * (losses[i] - losses[j]), abs=1e-9)
-        before = lam
-
-
-def test_by_hand():
-    """Two of four clients hold half of lambda: (1/4, 1/4) + 0.1 (3, 1) projected on sum 1/2 is (0.35, 0.15)."""
-    rule, rows = AFL(0.1), random_rows(2, 1)
-    cohort = make_cohort(rows, [3.0, 1.0], [5, 7], num_clients=4)
-    torch.testing.assert_close(rule.aggregate(cohort), rows.mean(0))  # lambda as it was before the ascent
-    assert rule_state.state_dict(rule)["lam"] == pytest.approx({5: 0.35, 7: 0.15})
-    torch.testing.assert_close(rule.aggregate(cohort), 0.7 * rows[0] + 0.3 * rows[1])
 
 
 def test_participants_without_weight_count_alike():

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import copy
-import math
 
 import pytest
 import torch
@@ -108,19 +107,7 @@ def test_passes_for_the_term_end_with_the_last_compared_layer():
     run.round([0])
     batches = len(data[0])
     assert calls == {"encoder.0": 5 * batches, "encoder.2": 2 * batches, "head": 2 * batches}
-
-
-def test_term_is_mu_log_2_where_both_models_are_equal():
-    """The only client: its last model is the global one."""
-    method, terms = FedCKA(MU), []
-    client = method.client_rule()
-    run = Rounds(method, client, client_data(clients=1), Net(norm=False), lr=LR)
-    run.round([0])
-    term = client.loss_term
-    client.loss_term = lambda *args: terms.append(term(*args)) or terms[-1]
-    run.round([0])
-    assert [float(value.detach()) for value in terms] == pytest.approx([MU * math.log(2)] * 3, abs=1e-9)
-    assert not run.module.encoder[0]._forward_hooks
+    assert len(run.module.encoder[0]._forward_hooks) == 1  # this test's own
 
 
 # ---- in a trainer

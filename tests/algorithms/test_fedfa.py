@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from math import log2
 
 import pytest
 import torch
@@ -8,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_lightning.algorithms import FedFa
-from fl_lightning.core.storage import rule_state
 
 few = settings(max_examples=20, deadline=None, derandomize=True)
 
@@ -18,15 +16,6 @@ def weigh(accuracies, beta=0.5, ids=None, rule=None):
     rows = random_rows(len(accuracies), 1)
     rule.aggregate(make_cohort(rows, ids=ids, extras={"accuracy": torch.tensor(accuracies, dtype=torch.float64)}))
     return rule.report.weights
-
-
-def test_clients_that_take_part_often_weigh_more():
-    rule = FedFa(beta=1.0)
-    assert weigh([0.5, 0.5], rule=rule, ids=[3, 4]).tolist() == pytest.approx([0.5, 0.5])
-    assert weigh([0.5, 0.5], rule=rule, ids=[4, 9]).tolist() == pytest.approx(  # 2 and 1 participations
-        [x / (-log2(1 / 3 + 1e-6) - log2(2 / 3 + 1e-6)) for x in (-log2(1 / 3 + 1e-6), -log2(2 / 3 + 1e-6))], rel=1e-9
-    )
-    assert rule_state.state_dict(rule)["counts"] == {3: 1, 4: 2, 9: 1}
 
 
 @few

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-import math
 from itertools import permutations
 
 import pytest
@@ -64,16 +63,6 @@ def test_number_of_clients_that_keep_their_updates(m, alpha, kept):
 @pytest.mark.parametrize(("m", "alpha", "kept"), [(10, 0.1, 1), (10, 0.01, 0), (3, 1 / 3, 1), (5, 0.5, 3), (4, 1.0, 4)])
 def test_number_that_keep_theirs_by_the_paper(m, alpha, kept):
     assert FedFV(alpha, reading="paper")._kept(m) == kept
-
-
-def test_hand_worked():
-    """(1, 0) and (-1, 1): projected to (1/2, 1/2) and (0, 1); their mean (1/4, 3/4) as long as (0, 1/2)."""
-    rows = torch.tensor([[1.0, 0.0], [-1.0, 1.0]], dtype=torch.float64)
-    cohort = make_cohort(rows, layout=ParamLayout.from_sizes([2]))
-    rule = FedFV(alpha=0.0, tau=0)
-    expected = torch.tensor([0.25, 0.75], dtype=torch.float64) / math.sqrt(10) * 2
-    torch.testing.assert_close(rule.aggregate(cohort), expected)
-    torch.testing.assert_close(rule.report.weights @ rows, expected)
 
 
 def test_a_single_row_is_remembered_where_it_was_asked_for():

@@ -151,22 +151,3 @@ def test_units_of_remembered_rows_follow_the_learning_rate():
         rule.aggregate(make_cohort(old, ids=[0, 1, 2], lr=1.0))
         steps.append(rule.aggregate(make_cohort(late * new, ids=[3, 4, 5], when=1, lr=late)) / late)
     torch.testing.assert_close(*steps)
-
-
-def same_steps(one, two):
-    """Whether two rules agree bit for bit while cohorts vary in size, and how many remembered rows the first used."""
-    sizes, rows = [3, 5, 2, 4, 3, 6, 2, 3], []
-    for when, m in enumerate(sizes):
-        cohort = next(iter(sampled_rounds(1, 14, m, 90 + when)))
-        cohort = make_cohort(cohort.updates.rows, cohort.losses, cohort.client_ids, when)
-        if not torch.equal(one.aggregate(cohort), two.aggregate(cohort)):
-            return False, rows
-        rows.append(one.report.scalars["history_rows"])
-    return True, rows
-
-
-def test_a_window_of_rounds():
-    assert same_steps(FedLF(history_window=1), FedLF(history_window="last"))[0]
-    assert same_steps(FedLF(history_window=0), FedLF(history_window="none")) == (True, [0.0] * 8)
-    assert same_steps(FedLF(history_window=99), FedLF(history_window="all"))[0]
-    assert not same_steps(FedLF(history_window=3), FedLF(history_window=2))[0]

@@ -78,7 +78,7 @@ def assert_equal(step, expected):
 
 @pytest.mark.parametrize(
     ("family", "equalise", "window", "cohort", "scale"),
-    pairwise(FAMILIES, [True, False], ["ratio", "last", "all", "none", 2], COHORTS, SCALES),
+    pairwise(FAMILIES, [True, False], ["ratio", "last", "all", "none", 0, 1, 2], COHORTS, SCALES),
 )
 def test_fedlf(family, equalise, window, cohort, scale, monkeypatch):
     m, clients = cohort

@@ -53,7 +53,8 @@ class AFL(Form):
 
     def step(self, rows, losses, ids, **more):
         mass = sum(self.lam[i] for i in ids)
-        new = sum(self.lam[i] / mass * w_i for i, w_i in zip(ids, self.models(rows), strict=True))
+        shares = [self.lam[i] / mass if mass else 1 / len(ids) for i in ids]
+        new = sum(share * w_i for share, w_i in zip(shares, self.models(rows), strict=True))
         moved = nearest_on_simplex([self.lam[i] + self.gamma * F for i, F in zip(ids, losses, strict=True)], mass)
         self.lam |= dict(zip(ids, moved, strict=True))
         return -new
