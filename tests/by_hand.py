@@ -14,6 +14,9 @@ from torch.utils.data import DataLoader, Subset
 
 import fl_lightning as fl
 
+CARRIED = ("FedAvg", "FedFa", "SCAFFOLD", "Ditto", "FedBN", "FedMDFG")
+"""Methods of which messages hold all there is: extras, companions, state on both sides, models, losses once more."""
+
 
 def wired(message: Any) -> Any:
     """A message as it arrives: written to a file of plain tensors and read from it."""

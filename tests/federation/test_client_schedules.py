@@ -3,7 +3,6 @@
 
 import pytest
 import torch
-from by_hand import own_loader
 from hand_schedules import InEpochs, WarmUp
 from schedules import ByHand, Counted, Glue, Inner, Noam, OneCycle, Rated, Wrapped
 from support import federated_blobs, fresh, train
@@ -84,10 +83,6 @@ class Reading(Rated):
         return super().training_step(batch, batch_idx) * (1 + progress)
 
 
-def test_a_module_that_reads_the_clock_gives_the_bits_of_a_fit():
-    compare(fl.algorithms.FedAvg, Reading)
-
-
 def test_a_client_that_cannot_know_the_length_of_rounds_asks_for_it():
     with pytest.raises(ValueError, match=r"depends on the whole federation.*send steps_per_round and rounds"):
         one_client(module=fresh(Glue)).train(message())
@@ -121,16 +116,3 @@ def test_a_client_with_all_data_knows_it():
 def test_clocks_that_make_no_sense_are_refused(fields, words):
     with pytest.raises(ValueError, match=words):
         message(**fields)
-
-
-def test_a_visit_begins_at_the_ticks_of_its_round():
-    ticks = []  # not of the module, which is put back after every call
-
-    class Told(Glue):
-        def training_step(self, batch, batch_idx):
-            ticks.append(self.global_step)
-            return super().training_step(batch, batch_idx)
-
-    module = fresh(Told)
-    one_client(module=module, data=own_loader(1, federated_blobs(4))).train(message(2, steps_per_round=4, rounds=3))
-    assert ticks[:2] == [8, 9]

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -38,22 +37,6 @@ def test_a_file_holds_the_model_that_was_evaluated(tmp_path, algorithm):
         assert found["val_loss"] == pytest.approx(score, abs=1e-6)
     resumed = Project(algorithm).fit(tmp_path, 4, tmp_path / "epoch=1.ckpt")
     assert not differences(resumed.state["weights"], whole.state["weights"])
-
-
-NUMPY = {
-    "FCFL": partial(fl.algorithms.FCFL, delta=np.float64(0.5), beta=np.float64(0.5)),
-    "FedHEAL": partial(fl.algorithms.FedHEAL, tau=np.float64(0.3), beta=np.float64(0.4)),
-    "FedMDFG": partial(fl.algorithms.FedMDFG, s=np.int64(2)),
-}
-
-
-@pytest.mark.parametrize("algorithm", NUMPY)
-def test_files_with_numbers_of_numpy_among_the_arguments_load_too(tmp_path, algorithm):
-    whole = Project(NUMPY[algorithm], strategy={"seed": np.int64(5)}).fit(tmp_path, rounds=2)
-    whole.save(tmp_path / "last.ckpt")
-    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]["fl_lightning"]["fit"]["seed"] == 5
-    usual = Project(NUMPY[algorithm], strategy={"seed": 5}).fit(tmp_path, rounds=2)
-    assert not differences(whole.state, usual.state)
 
 
 class Wide(nn.Linear):
@@ -100,25 +83,6 @@ def test_a_stock_trainer_goes_on_from_a_federated_file(tmp_path):
 
 
 # ---- how a file is written
-
-
-def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
-    io, path = AtomicCheckpointIO(), tmp_path / "deep" / "a.ckpt"
-    io.save_checkpoint({"x": torch.ones(3)}, path)
-    before = path.read_bytes()
-
-    def fail(content, file):
-        file.write(before[:100])
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", fail)
-        with pytest.raises(OSError, match="No space left"):
-            io.save_checkpoint({"x": torch.zeros(3)}, path)
-    assert path.read_bytes() == before
-    assert [file.name for file in path.parent.iterdir()] == ["a.ckpt"]
-    io.save_checkpoint({"x": torch.zeros(3)}, str(path))
-    assert torch.equal(io.load_checkpoint(path)["x"], torch.zeros(3))
 
 
 def test_a_save_replaces_a_link_and_not_its_target(tmp_path):

@@ -4,7 +4,6 @@
 import contextlib
 import functools
 import io
-import runpy
 import sys
 from pathlib import Path
 
@@ -142,13 +141,6 @@ def test_the_printed_configuration_runs_to_the_same_weights(config, tmp_path):
     assert not torch.equal(expected, weights(other.model))
 
 
-def test_the_configuration_saved_with_the_logs_runs_to_the_same_weights(config, tmp_path):
-    logging = ("--trainer.logger", "lightning.pytorch.loggers.CSVLogger", "--trainer.logger.save_dir", tmp_path)
-    cli("fit", "--config", config, *logging)
-    (saved,) = tmp_path.rglob("lightning_logs/**/config.yaml")
-    assert torch.equal(weights(by_hand()[0]), weights(cli("fit", "--config", saved).model))
-
-
 def test_strategy_by_name_and_its_arguments_on_the_command_line(config):
     named = cli("fit", "--config", config, "--trainer.strategy", "federated")
     assert type(named.trainer.strategy) is fl.FederatedStrategy
@@ -160,23 +152,3 @@ def test_strategy_by_name_and_its_arguments_on_the_command_line(config):
     strategy = given.trainer.strategy
     assert type(strategy.algorithm) is fl.algorithms.SCAFFOLD
     assert len(strategy.last_round.client_ids) == 2  # a count, not the fraction 2.0
-
-
-def test_a_bad_value_is_named(config, capsys):
-    for option, value in (("buffers", "median"), ("clients_per_round", "many"), ("algorithm", "torch.nn.Linear")):
-        with pytest.raises(SystemExit) as stop:
-            cli("fit", "--config", config, f"--trainer.strategy.init_args.{option}", value)
-        assert stop.value.code == 2
-        assert option in capsys.readouterr().err
-
-
-def test_the_module_runs_as_a_command(config, tmp_path, monkeypatch):
-    arguments = ["fit", "--config", str(config), "--trainer.enable_checkpointing", "true"]
-    monkeypatch.setattr(sys, "argv", ["fl_lightning", *arguments])
-    monkeypatch.delitem(sys.modules, "fl_lightning.__main__", raising=False)
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("fl_lightning", run_name="__main__")
-    assert ended.value.code == 0
-    (checkpoint,) = tmp_path.rglob("*.ckpt")
-    restored = Classifier.load_from_checkpoint(checkpoint)
-    assert torch.equal(weights(restored), weights(by_hand()[0]))

@@ -266,12 +266,3 @@ def test_methods_that_need_all_data_refuse_a_loader_that_gives_none():
     data = fl.FederatedDataModule(DataLoader(blobs(60), batch_size=10, collate_fn=lambda samples: None), fl.data.IID(3))
     with pytest.raises(fl.ClientError, match=r"collate_fn must return a batch of all samples of client \d"):
         fit(data=data, algorithm=fl.algorithms.QFedAvg())
-
-
-def test_manual_optimization_may_return_nothing():
-    fit(fresh(Manual), 1)  # a warning would be an error
-
-
-def test_values_logged_over_a_round_wait_for_no_step(tmp_path):
-    logs = {"logger": CSVLogger(tmp_path), "log_every_n_steps": 50}
-    fit(fresh(logging_in("training_step", "a", 1.0, on_epoch=True)), 1, **logs)

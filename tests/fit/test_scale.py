@@ -4,7 +4,6 @@
 import ctypes
 import gc
 import time
-import tracemalloc
 from pathlib import Path
 from statistics import median
 
@@ -99,17 +98,6 @@ def test_updates_that_are_added_up_take_the_memory_of_a_few(datasets, counts, ro
         lambda: train(fresh(Large), 2, data=data, clients_per_round=50, count_conflicts=counts)
     )
     assert rows[0] < grown / (4 * 1_001_000) < rows[1]
-
-
-def test_python_objects_per_client(datasets):
-    peaks = []
-    for clients in (100, CLIENTS):
-        gc.collect()
-        tracemalloc.start()
-        seconds_per_round(datasets[clients], clients, rounds=2)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] - peaks[0] < ALLOWED / 2
 
 
 @pytest.mark.parametrize("algorithm", [fl.algorithms.FedAvg, fl.algorithms.FedLF])

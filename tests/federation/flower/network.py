@@ -38,21 +38,19 @@ class Network:
     Args:
         folder: of this test; logs, Flower's home and its database lie there.
         family: to which all processes belong, and which ends them.
-        certificates: a folder by :func:`certificates.made`; ``None``: without TLS and authentication.
 
     Attributes:
         gate: a folder that the app of the tests knows, see ``network_app/task.py``.
     """
 
-    def __init__(self, folder: Path, family: Family, certificates: Path | None = None) -> None:
-        self.folder, self._family, self.certificates = folder, family, certificates
+    def __init__(self, folder: Path, family: Family) -> None:
+        self.folder, self._family = folder, family
         self.port, self.gate = free_port(), folder / "gate"
         self.gate.mkdir()
         home = folder / "flower"
         home.mkdir()
-        trust = "insecure = true" if certificates is None else f'root-certificates = "{certificates}/ca.pem"'
         (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "test"\n[superlink.test]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
+            f'[superlink]\ndefault = "test"\n[superlink.test]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
         )
         self.env = {**environment(home), **family.env}
         self._started = 0
@@ -66,13 +64,8 @@ class Network:
 
     def superlink(self) -> subprocess.Popen[bytes]:
         """Starts the SuperLink, or starts it again with what its database has."""
-        secrecy = ["--insecure"]
-        if self.certificates is not None:
-            files = {"--ssl-certfile": "host.pem", "--ssl-keyfile": "host.key", "--ssl-ca-certfile": "ca.pem"}
-            secrecy = [text for option, name in files.items() for text in (option, str(self.certificates / name))]
-            secrecy += ["--enable-supernode-auth"]
         process = self._start(
-            "superlink", "flower-superlink", *secrecy, "--port", str(self.port),
+            "superlink", "flower-superlink", "--insecure", "--port", str(self.port),
             "--database", str(self.folder / "link.db"), "--disable-runtime-dependency-installation",
         )  # fmt: skip
         until(lambda: listens(self.port) or process.poll() is not None, 60, "SuperLink starts", self.logs)
@@ -80,19 +73,10 @@ class Network:
         return process
 
     def supernode(self, name: str, **config: str | int) -> subprocess.Popen[bytes]:
-        """Starts a SuperNode.
-
-        Args:
-            name: of its key among the certificates.
-            config: its node-config, with underscores for hyphens.
-        """
+        """Starts a SuperNode, whose node-config has underscores for hyphens."""
         words = [f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in config.items()]
-        secrecy = ["--insecure"]
-        if self.certificates is not None:
-            secrecy = ["--root-certificates", str(self.certificates / "ca.pem")]
-            secrecy += ["--auth-supernode-private-key", str(self.certificates / name)]
         return self._start(
-            name, "flower-supernode", *secrecy, "--superlink", f"127.0.0.1:{self.port}",
+            name, "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}",
             "--port", str(free_port()), "--node-config", " ".join(words),
         )  # fmt: skip
 
@@ -104,11 +88,6 @@ class Network:
         )  # fmt: skip
         assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{self.logs()}"
         return done.stdout
-
-    def register(self, name: str) -> int:
-        """Lets the SuperNode with this key in; returns its id."""
-        path = str(self.certificates / f"{name}.pub")
-        return int(json.loads(self.command("supernode", "register", path, "test", "--format", "json"))["node-id"])
 
     def run(self, app: Path, **config: str | int) -> int:
         """Submits an app; returns the run's id."""

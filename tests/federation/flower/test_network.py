@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A SuperLink and three SuperNodes in processes of their own: bits, kills and TLS."""
+"""A SuperLink and three SuperNodes in processes of their own: bits and kills."""
 
 import importlib.util
 from pathlib import Path
@@ -14,7 +14,6 @@ import fl_lightning as fl
 
 pytest.importorskip("flwr")
 
-import certificates
 from network import Network
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -63,7 +62,7 @@ def network(tmp_path, monkeypatch):
     """Makes a network; everything in it has ended after the test."""
     monkeypatch.setenv(task().GATE, str(tmp_path / "gate"))
     with family() as processes:
-        yield lambda certificates=None: Network(tmp_path, processes, certificates)
+        yield lambda: Network(tmp_path, processes)
     assert processes.members() == []
 
 
@@ -117,16 +116,3 @@ def test_another_run_goes_on_where_a_superlink_was_killed(network):
     assert [node.poll() for node in nodes] == [None] * 3
     assert "1 of 3 rounds are done" in net.said(run)
     assert_equal(net, simulated())
-
-
-def test_tls_and_authentication_let_registered_nodes_in_and_nobody_else(network, tmp_path):
-    net = network(certificates.made(tmp_path / "certificates", *NAMES, "stranger"))
-    net.superlink()
-    for name in NAMES:
-        net.register(name)
-    stranger = net.supernode("stranger", client_id=0)
-    nodes_of(net)
-    assert_completes(net, net.run(APP, rounds=2, bind_keys=True))
-    assert stranger.wait(60) != 0
-    assert "could not establish a connection" in net.logs()
-    assert_equal(net, simulated(rounds=2))

@@ -10,10 +10,10 @@ pytest.importorskip("flwr")
 from functools import partial
 
 from in_process import federation
-from resuming import ALGORITHMS, differences
+from resuming import differences
 from support import Classifier, weights
 
-from fl_lightning.algorithms import MOON, SCAFFOLD, Ditto, FedAvg, FedHEAL, FedLF
+from fl_lightning.algorithms import SCAFFOLD, Ditto, FedAvg, FedLF
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(FedMDFG|MMPF) asks clients for losses", "ignore:the fit goes on with other settings"
@@ -31,14 +31,9 @@ class Scheduled(Classifier):
 
 
 CASES = {
-    "FedLF": {"method": FedLF, "options": {"norm": True}},
     "SCAFFOLD": {"method": SCAFFOLD},
     "Ditto": {"method": Ditto, "options": {"norm": True}},
-    "MOON": {"method": MOON},
-    "AFL": {"method": ALGORITHMS["AFL"]},
-    "FedHEAL with SCAFFOLD": {"method": FedHEAL, "client": SCAFFOLD},
     "kept Adam": {"method": FedAvg, "options": {"optimizer": "Adam"}, "client_optimizer_state": "keep"},
-    "a schedule": {"method": FedAvg, "module": Scheduled},
     "momentum of the server": {"method": FedAvg, "server_optimizer": partial(torch.optim.SGD, momentum=0.9)},
 }
 
