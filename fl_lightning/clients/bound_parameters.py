@@ -27,9 +27,9 @@ from fl_lightning.ops.dtypes import accumulation_device
 class BoundParameters:
     """Binds a module's trained parameters to flat vectors, once it is on its device and in its final precision."""
 
-    def __init__(self, module: nn.Module, layers: LayerSpec, trained: Sequence[str] | None = None) -> None:
+    def __init__(self, module: nn.Module, layers: LayerSpec, optimizers: Sequence[Optimizer] = ()) -> None:
         self.module = module
-        self.layout = ParamLayout.from_module(module, layers, trained)
+        self.layout = ParamLayout.from_module(module, layers, trained_names(module, optimizers))
         self.parameters = self.layout.parameters(module)
         self._check_memory()
         kinds: dict[str, list[str]] = {}
@@ -76,7 +76,7 @@ class BoundParameters:
             return self
         self.reclaim(self.global_views)
         self.release()
-        return BoundParameters(self.module, layers, trained)
+        return BoundParameters(self.module, layers, optimizers)
 
     def check(self, optimizers: Sequence[Optimizer]) -> None:
         """Makes sure that a round can begin: the trained parameters are those of the layout, and the same objects."""

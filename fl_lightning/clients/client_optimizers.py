@@ -186,7 +186,11 @@ class HandSetOptions:
         for optimizer, known, names in zip(self._optimizers.all, self._known, self._names, strict=True):
             for group, before, found in zip(optimizer.param_groups, known, names, strict=False):
                 options = self._optimizers.settable(group)
-                found.update(n for n in options if n not in before or not _same(group[n], before[n]))
+                found.update(
+                    n
+                    for n in options
+                    if n not in before or (group[n] is not before[n] and not _same(group[n], before[n]))
+                )
 
     def follow(self) -> None:
         """A scheduler has stepped: what it set was not set by hand."""
@@ -210,7 +214,7 @@ class HandSetOptions:
 
 def _same(one: Any, other: Any) -> bool:
     lists = isinstance(one, list) and isinstance(other, list)
-    return is_equal(tuple(one), tuple(other)) if lists else is_equal(one, other)
+    return one is other or (is_equal(tuple(one), tuple(other)) if lists else is_equal(one, other))
 
 
 def group_options(group: Mapping[str, Any]) -> dict[str, Any]:

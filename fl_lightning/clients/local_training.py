@@ -104,7 +104,7 @@ class LocalTrainer:
         """
         if overrides(self._rule, "begin_client"):  # it looks at the client's data at the global parameters
             work.forward_context = self._calls.precision.val_step_context
-            with self._calls.undone():
+            with self._calls.unseen():
                 self._rule.begin_client(work)
         self.log.install("training_step")
         try:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 from torchmetrics import Metric
 
 from fl_lightning.core.errors import ModuleError
+from fl_lightning.core.modules import preserve_modes, submodules
 from fl_lightning.lightning.metric_state import MetricDelta, MetricState
 from fl_lightning.lightning.module.changes import Change, merge, read, written
 from fl_lightning.lightning.module.contents import OF_DATA
 from fl_lightning.lightning.module.objects import Object
 from fl_lightning.lightning.module.plain_values import NO_LIMITS, Limits
-from fl_lightning.lightning.module.snapshot import ModuleSnapshot
+from fl_lightning.lightning.module.snapshot import ModuleSnapshot, shadowed
 from fl_lightning.lightning.names import rank_zero_warn
 
 
@@ -92,12 +94,16 @@ class ModuleIsolation:
         for found in changed:
             if found in self.snapshot.fixed:
                 raise ModuleError(_REFUSED.format(", ".join(map(repr, found.changed_names()))))
-            if found.kind is OF_DATA:
-                found.restore()
+        self._refuse_changed_data(changed)
         deltas = {name: MetricDelta.of(metric) for name, (metric, _) in self._metric_states.items()}
         deltas = {name: delta for name, delta in deltas.items() if delta.updates}
         self._changed = changed
         return written(self.snapshot, changed, deltas, limits, attributes) if changed or deltas else Change()
+
+    def _refuse_changed_data(self, changed: Sequence[Object]) -> None:
+        for found in changed:
+            if found.kind is OF_DATA:
+                found.restore()  # raises
 
     def restore(self) -> None:
         """Ends a visit, however it went: the module is as it was before."""
@@ -109,6 +115,20 @@ class ModuleIsolation:
         for _, before in self._metric_states.values():
             before.restore()
         self._in_visit, self._metric_states = False, {}
+
+    @contextmanager
+    def unseen(self, evaluate: bool = True) -> Iterator[None]:
+        """Runs the module without a trace in its attributes and metrics, and without a word to its loggers."""
+        module = self._module
+        self.begin()
+        try:
+            with shadowed(module, log=_ignore, log_dict=_ignore), preserve_modes(submodules(module)):
+                if evaluate:
+                    module.eval()
+                yield
+                self._refuse_changed_data(self.snapshot.changed())
+        finally:
+            self.restore()
 
     # ---- the round
 
@@ -132,3 +152,7 @@ _REFUSED = (
     "found changes in {}: make them in the module's __init__, setup or on_fit_start, let an attribute say which one a "
     "step uses, and remove hooks in the step that registers them"
 )
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    return None

@@ -14,10 +14,10 @@ from fl_lightning.algorithms.base import ClientRule, overrides
 from fl_lightning.algorithms.features import FeatureRecorder
 from fl_lightning.algorithms.records import LocalWork, Needs
 from fl_lightning.clients.client_batches import ClientBatches
+from fl_lightning.clients.module_isolation import ModuleIsolation
 from fl_lightning.core.tensors import foreach_mul_
 from fl_lightning.lightning.batches import loss_of, move_to_device
 from fl_lightning.lightning.inspection import takes_batch_index, transfer_is_hooked
-from fl_lightning.lightning.module.snapshot import Undone
 from fl_lightning.lightning.names import LightningModule, Trainer
 
 
@@ -27,7 +27,7 @@ class ModuleCalls:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self.precision = trainer, trainer.precision_plugin
         self.module: LightningModule = trainer.lightning_module
-        self.undone = Undone(self.module)  # runs it without a trace
+        self.unseen = ModuleIsolation(self.module).unseen  # runs it without a trace
         self.hooked = transfer_is_hooked(trainer)  # hooks see batches on their way to the device
         self._takes_index = takes_batch_index(self.module.training_step)
         self._stays = not self.hooked and trainer.strategy.root_device.type == "cpu"
@@ -51,7 +51,7 @@ class ModuleCalls:
 
     def unlogged_loss(self, batch: Any, index: int) -> Tensor:
         """The module's loss of a batch as it is at the moment; nothing is logged and metrics stay as they are."""
-        with self.undone(evaluate=False), self.precision.train_step_context():
+        with self.unseen(evaluate=False), self.precision.train_step_context():
             loss = loss_of(self.training_output(batch, index))
         if loss is None:
             raise ValueError("training_step must return a loss for every batch for this method, found None")
@@ -169,7 +169,7 @@ class ClientLosses:
             accuracy = getattr(self._calls.module, "federated_accuracy")  # noqa: B009 (nn.Module's type)
             wanted["accuracy"] = accuracy
         try:
-            with preserved(), self._calls.undone(), torch.set_grad_enabled(self._differentiates):
+            with preserved(), self._calls.unseen(), torch.set_grad_enabled(self._differentiates):
                 return self._means(client, wanted)
         except RuntimeError as error:
             if self._differentiates or "does not require grad" not in str(error):

@@ -31,7 +31,7 @@ from fl_lightning.fit.uploads import merge_module_changes
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.epoch_loop import install
 from fl_lightning.lightning.names import LightningModule, RunningStage, Trainer
-from fl_lightning.lightning.optimizers import configured_optimizers, trained_names
+from fl_lightning.lightning.optimizers import configured_optimizers
 from fl_lightning.lightning.round_clock import MeanVisit
 from fl_lightning.lightning.single_device import OneDevice
 
@@ -87,8 +87,7 @@ class VisitStrategy(OneDevice):
         super().setup(trainer)
         module = trainer.lightning_module
         optimizers = trainer.optimizers if self._work in ("train", "loss") else configured_optimizers(module)
-        trained = trained_names(module, optimizers)
-        self._binding = BoundParameters(module, self._options.algorithm.layers, trained)
+        self._binding = BoundParameters(module, self._options.algorithm.layers, optimizers)
         self._loop.forget_data()
 
     def process_dataloader(self, dataloader: object) -> object:

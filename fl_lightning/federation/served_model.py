@@ -22,7 +22,7 @@ from fl_lightning.lightning.metric_state import MetricDelta, updates_of
 from fl_lightning.lightning.module.changes import Change, on_cpu, written
 from fl_lightning.lightning.module.snapshot import ModuleSnapshot
 from fl_lightning.lightning.names import LightningModule, rank_zero_warn
-from fl_lightning.lightning.optimizers import configured_optimizers, trained_names
+from fl_lightning.lightning.optimizers import configured_optimizers
 
 _MAX_WARNINGS = 32
 _DTYPES = {"32-true": None, "64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
@@ -39,13 +39,13 @@ class ServedModel:
         module.configure_model()
         self.module = module.to(device=device, dtype=_DTYPES[precision])
         self._algorithm = options.algorithm
-        trained = trained_names(self.module, configured_optimizers(self.module))
-        self.binding = BoundParameters(self.module, options.algorithm.layers, trained)
+        optimizers = configured_optimizers(self.module)
+        self.binding = BoundParameters(self.module, options.algorithm.layers, optimizers)
         options.client_rule.check_module(self.module, self.binding.layout)
-        self.buffers = BufferBank(self.module, options.buffers, trained)
+        self.buffers = BufferBank(self.module, options.buffers, self.binding.layout.names)
         self.params = self.binding.theta  # [n] the global parameters
         self.server_module, self.plain = ModuleAtServer(self.module, self.params.device), dict[str, Any]()
-        self.frozen = frozen_digest(self.module, trained)
+        self.frozen = frozen_digest(self.module, self.binding.layout.names)
 
     @property
     def evaluated(self) -> Tensor:

@@ -26,7 +26,6 @@ from fl_lightning.fit.round_start import RoundStart
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop, install
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.names import Trainer
-from fl_lightning.lightning.optimizers import trained_names
 from fl_lightning.lightning.ranks import Ranks
 
 
@@ -57,8 +56,7 @@ class FitLifecycle:
         if ranks is not None:
             on_ranks.check_executor(ranks, self._options.executor)
         module = self._trainer.lightning_module
-        trained = trained_names(module, self._trainer.optimizers)
-        self._binding = BoundParameters(module, self._options.algorithm.layers, trained)
+        self._binding = BoundParameters(module, self._options.algorithm.layers, self._trainer.optimizers)
         self.loop.forget_data()
 
     @property

@@ -16,8 +16,8 @@ from torchmetrics import MaxMetric, MeanMetric
 import fl_lightning as fl
 from fl_lightning.algorithms import ClientRule, FedAvg, FedLF, FedProto, Needs
 from fl_lightning.algorithms.features import FeatureRecorder, own_features
+from fl_lightning.clients.module_isolation import ModuleIsolation
 from fl_lightning.core.model_snapshot import Snapshot
-from fl_lightning.lightning.module.snapshot import Undone
 
 PATHS = [on_path(True), on_path(False)]
 both_paths = pytest.mark.parametrize("path", PATHS, ids=["lean", "full"])
@@ -186,7 +186,7 @@ def test_own_loss_needs_a_loss():
 def test_silence_gives_back_what_stood_in_place_of_log():
     module = fresh()
     module.__dict__["log"] = shadow = object()
-    with Undone(module)(evaluate=False):
+    with ModuleIsolation(module).unseen(evaluate=False):
         assert module.log("a", 1) is None
         assert module.training
     assert module.__dict__["log"] is shadow

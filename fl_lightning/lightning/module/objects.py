@@ -105,6 +105,11 @@ class Object:
         return [(part, self.name, self.path + step) for step, part in self.kind.parts(self.content)]
 
 
+def changed(objects: Iterable[Object]) -> list[Object]:
+    """The objects that hold something else now."""
+    return [found for found in objects if not found.is_same()]
+
+
 # ---- attributes
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.core.modules import buffers_of, named_metrics, preserve_modes, submodules
+from fl_lightning.core.modules import buffers_of, named_metrics, submodules
 from fl_lightning.lightning.metric_state import MetricState, is_mergeable, joins_clients, parts_of
 from fl_lightning.lightning.module.contents import PLAIN, Kind, held_by, numbered
 from fl_lightning.lightning.module.kinds import kinds_of
@@ -31,6 +31,7 @@ from fl_lightning.lightning.module.objects import (
     PARAMETER_HOOKS,
     TABLES,
     Object,
+    changed,
 )  # fmt: skip
 from fl_lightning.lightning.module.shared import Shared
 from fl_lightning.lightning.names import LightningModule
@@ -113,7 +114,7 @@ class Snapshot:
 
     def changed(self) -> list[Object]:
         """The objects that hold something else now."""
-        return [found for found in self.objects if not found.is_same()]
+        return changed(self.objects)
 
     def restore(self) -> None:
         """Lets all objects hold what they held; metrics of which others see to their states apart."""
@@ -253,33 +254,3 @@ def shadowed(owner: object, **values: Any) -> Iterator[None]:
         for name in values:
             del attributes[name]
         attributes.update(hidden)
-
-
-class Undone:
-    """Runs a module without a trace in its attributes and metrics, and without a word to its loggers."""
-
-    def __init__(self, module: LightningModule) -> None:
-        self._module = module
-        self._snapshot: ModuleSnapshot | None = None
-
-    @contextmanager
-    def __call__(self, evaluate: bool = True) -> Iterator[None]:
-        """Metrics are empty, ``self.log`` does nothing, and everything comes back in the end."""
-        module = self._module
-        snapshot = self._snapshot = ModuleSnapshot(module) if self._snapshot is None else self._snapshot.current()
-        parts = [part for metric in snapshot.joined.values() for _, part in submodules(metric)]
-        states = [MetricState(part) for part in parts if isinstance(part, Metric)]
-        snapshot.empty_metrics()
-        try:
-            with shadowed(module, log=_ignore, log_dict=_ignore), preserve_modes(submodules(module)):
-                if evaluate:
-                    module.eval()
-                yield
-        finally:
-            snapshot.restore()
-            for state in states:
-                state.restore()
-
-
-def _ignore(*args: Any, **kwargs: Any) -> None:
-    return None

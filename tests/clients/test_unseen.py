@@ -8,7 +8,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
-from fl_lightning.lightning.module.snapshot import Undone
+from fl_lightning.clients.module_isolation import ModuleIsolation
 
 
 class Keeping(nn.Module):
@@ -25,7 +25,7 @@ def test_attributes_and_metric_states_come_back():
     module = Keeping()
     outputs, train = module.outputs, module.seen["train"]
     weight = module.inner.weight
-    with Undone(module)(evaluate=False):
+    with ModuleIsolation(module).unseen(evaluate=False):
         module.outputs.append(2)
         module.seen["train"].append(2)
         module.seen["new"] = [3]
