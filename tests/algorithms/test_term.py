@@ -50,3 +50,19 @@ def test_only_the_moving_average_is_state():
     for losses in ([5.0, 5.0, 6.0], [0.1, 0.2, 0.3]):
         full.aggregate(make_cohort(random_rows(3, 7), losses))
     torch.testing.assert_close(full.aggregate(cohort), TERM().aggregate(cohort))
+
+
+@few
+@given(losses_of, st.floats(0.05, 20))
+def test_the_weights_of_fedeba_are_those_of_a_tilt(losses, tau):
+    """They maximise ``sum_i p_i (F_i - tau log p_i)`` over the simplex: every other point has a smaller value."""
+    rule, values = TERM(1 / tau), torch.tensor(losses, dtype=torch.float64)
+    rule.aggregate(make_cohort(random_rows(len(losses), 4), losses))
+
+    def entropic(p):
+        return float((p * values).sum() - tau * torch.special.xlogy(p, p).sum())
+
+    best = entropic(rule.report.weights)
+    for seed in range(5):
+        other = torch.rand(len(losses), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        assert entropic(other / other.sum()) <= best + 1e-9 * (1 + abs(best))
