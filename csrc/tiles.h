@@ -112,6 +112,10 @@ constexpr int kMostDirect = 16, kMostWideDirect = 10;
 constexpr int direct_registers(int rows, int words) { return rows * (rows + 1) / 2 * words + rows * 4; }
 static_assert(whole_warps(kDirectThreads) && direct_registers(kMostDirect, 1) + kWarp <= kMostRegisters);
 static_assert(direct_registers(kMostWideDirect, 2) + kWarp <= kMostRegisters);
+// cross_direct: a warp has kCrossSide x kCrossSide pairs and a run of each row; its blocks leave 40 registers beside.
+constexpr int kCrossSide = 8, kCrossBlocks = 3;
+static_assert(2 * kCrossSide >= kMostDirect && kDirectThreads / kWarp == 4 && kLeastWgmma == kMostDirect + 1);
+static_assert(kCrossSide * kCrossSide + 2 * kCrossSide * 4 + 40 <= registers_for(kDirectThreads, kCrossBlocks));
 
 // products_tiled: a block has kTile x kTile pairs, a thread kEach x kEach, whose rows lie kApart apart. A group of
 // threads has all pairs and kBlock of the columns that are staged. Two blocks for float32 (128 registers), one for

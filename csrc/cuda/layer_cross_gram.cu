@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "kernels/gram_direct.cuh"
 #include "kernels/products_mma.cuh"
 #include "kernels/products_tiled.cuh"
 #include "kernels/products_wgmma.cuh"
@@ -13,9 +14,11 @@ void layer_cross_gram(Matrix rows, Matrix others, Layers layers, double* gram, C
   const LayerTable table = make_table(kOp, layers, product_shift(layers, std::max(rows.rows, others.rows)), context);
   const std::int64_t items = item_count(table, rows.columns);
   double* partial = scratch<double>(context, rows.rows * others.rows * items);
+  const bool direct = rows.dtype == DType::f32 && others.dtype == DType::f32;
   // Few float32 rows are multiplied as they are: small whole numbers exactly, others to one digit more.
-  const bool exact = rows.dtype == DType::f32 && std::max(rows.rows, others.rows) < kLeastWgmma;
-  if (!exact && suits_wgmma<false>(rows, others, 1)) {
+  if (direct && std::max(rows.rows, others.rows) <= kMostDirect) {
+    launch(kOp, cross_direct<kCrossSide>, items, kDirectThreads, context, rows, others, table, items, partial);
+  } else if (suits_wgmma<false>(rows, others, 1)) {
     wgmma_products<false>(kOp, rows, others, table, items, partial, context);
   } else if (std::max(rows.rows, others.rows) >= kLeastMma && suits_mma(rows, others, kLeastMma16)) {
     mma_products<false>(kOp, rows, others, table, items, partial, context);

@@ -29,6 +29,7 @@ brought = In("csrc/cuda/device/copy_in.cu", f"{OUTPUTS} -k host", "copy_in")
 layers = In("csrc/cuda/device/layers.cuh", LAYERS, "layer_gram")
 partials = In("csrc/cuda/kernels/partials.cuh", f"{LAYERS} {SLICES} {OUTPUTS}", "layer_gram")
 direct = In("csrc/cuda/kernels/gram_direct.cuh", f"{LAYERS} {SLICES} {OUTPUTS}", "layer_gram")
+crossed = In("csrc/cuda/kernels/gram_direct.cuh", f"{LAYERS} {OUTPUTS} -k 'cross or again'", "layer_cross_gram")
 tiled = In("csrc/cuda/kernels/products_tiled.cuh", f"{LAYERS} {OUTPUTS}", "layer_cross_gram")
 mma = In("csrc/cuda/kernels/products_mma.cuh", f"{LAYERS} {OUTPUTS}", "layer_gram")
 hopper = In("csrc/cuda/kernels/products_wgmma.cuh", HOPPER, "layer_gram")
@@ -147,6 +148,11 @@ MUTATIONS = [
     ),
     direct("sums of earlier columns are lost", "totals[first + lane] «+→»= sum"),
     direct("lanes beyond the pairs are not left out", "if (first + lane < kCount«→ - 1») {"),
+    crossed("the second half of the others is the first one", "tile % across * «wide→0»"),
+    crossed("warps of one tile take the same columns", "first + warp / «tiles→kWarps» * kSpan"),
+    crossed("a row below the last one is read", "m - row < tall ? m - row : «tall→tall + 1»"),
+    crossed("the width of the rows for the others", "item.stop, «other_width→width», y)"),
+    crossed("a tile has the sums of one warp", "w < «kWarps→tiles»; w += tiles"),
     tiled("one group's sums are lost", "for (int g = «1→2»; g < kGroups; ++g)"),
     tiled(
         "columns beyond the item are fetched",
@@ -202,6 +208,7 @@ MUTATIONS = [
     tiled("products are read before they are staged", f"«{BARRIER}→»"),
     tiled("products are staged before they are read", f"«{BARRIER}→»", 1),
     direct("a warp reads before it has written", f"«{WARP_BARRIER}→»"),
+    crossed("sums are read before warps have written them", f"«{BARRIER}→»", 1),
     dots("warps are not waited for", f"«{BARRIER}→»"),
     mma("products are read before they are staged", f"«{BARRIER}→»"),
     hopper("products are read before they are copied", f"«{BARRIER}→»"),

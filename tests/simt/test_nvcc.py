@@ -15,6 +15,7 @@ ARCHITECTURES = ("90a", "90")  # of these the first one that there is
 # read together, and what is written of it. Where a compiler splits them, nothing but speed tells.
 WIDE = {
     ("layer_combine", "combine"): (8, 0),
+    ("kernels", "cross_direct"): (16, 0),
     ("kernels", "gram_direct"): (4, 0),
     ("kernels", "multiply_rows"): (9, 0),
     ("kernels", "products_mma"): (4, 0),

@@ -45,6 +45,9 @@ def test_gram_in_several_blocks(simt, dtype):
     ("m", "h", "dtype", "other"),
     [
         (1, 1, torch.float32, torch.float32),
+        (10, 10, torch.float32, torch.float32),
+        (16, 3, torch.float32, torch.float32),
+        (7, 16, torch.float32, torch.float32),
         (3, 5, torch.float32, torch.bfloat16),
         (10, 33, torch.bfloat16, torch.float32),
         (33, 2, torch.float16, torch.bfloat16),
