@@ -12,12 +12,6 @@ namespace {
 
 namespace cpu = fl_lightning::cpu;
 
-double product(const Rows& left, int64_t i, const Rows& right, int64_t j, int64_t begin, int64_t end) {
-  double total = 0;
-  for (int64_t c = begin; c < end; ++c) total += left.at(i, c) * right.at(j, c);
-  return total;
-}
-
 // Now and then so many that results are written past the caches.
 int64_t any_columns_of_output(int64_t rows, DType dtype) {
   return one_in(1000) ? (int64_t{1} << 25) / size_of(dtype) / (rows + 1) + between(0, 200) : any_columns(rows);
@@ -25,117 +19,95 @@ int64_t any_columns_of_output(int64_t rows, DType dtype) {
 
 DType dtype_beside(DType dtype) { return one_in(2) ? dtype : any_dtype(); }
 
+// Rows of a call, and how many.
+struct Given {
+  explicit Given(const char* op) { describe(op, m, n); }
+  // As many others, maybe of another dtype.
+  Rows others(int64_t count) {
+    const DType dtype = dtype_beside(rows.matrix.dtype);
+    const Values own = any_values(dtype);
+    exact = exact && own != Values::bits;
+    return {count, n, dtype, own};
+  }
+  int64_t m = any_rows(), n = any_columns(m);
+  DType dtype = any_dtype();
+  Values values = any_values(dtype);
+  bool exact = values != Values::bits;
+  Rows rows{m, n, dtype, values};
+};
+
+// Calls run(layers, results, parallel), whose results of a layer are sums of products of rows i with others j, where
+// pair(e) = {i, j} for e < count.
+template <class Run, class Pair>
+int64_t check_products(const Given& given, const Rows& others, int64_t count, Run run, Pair pair) {
+  const Offsets offsets(given.n);
+  Buffer sums(offsets.layers.count * count, 8);
+  const auto call = [&](ParallelFor parallel) { run(offsets.layers, sums.as<double>(), parallel); };
+  if (!given.exact) return same_bits_twice({&sums}, call), 2;
+  call(any_parallel());
+  for (int64_t at = 0; at < offsets.layers.count * count; ++at) {
+    const auto [i, j] = pair(at % count);
+    double total = 0;
+    for (int64_t c = offsets[at / count]; c < offsets[at / count + 1]; ++c)
+      total += given.rows.at(i, c) * others.at(j, c);
+    check("sum", at, sums.as<double>()[at], total);
+  }
+  return 1;
+}
+
+// Of a matrix with so many columns.
+auto entry(int64_t columns) {
+  return [=](int64_t e) { return std::pair(e / columns, e % columns); };
+}
+
 }  // namespace
 
 int64_t layer_gram() {
-  const int64_t m = any_rows(), n = any_columns(m);
-  describe("layer_gram", m, n);
-  const DType dtype = any_dtype();
-  const Values values = any_values(dtype);
-  const Rows rows(m, n, dtype, values);
-  const Offsets offsets(n);
-  Buffer gram(offsets.layers.count * m * m, 8);
-  const auto run = [&](ParallelFor parallel) {
-    cpu::layer_gram(rows.matrix, offsets.layers, gram.as<double>(), parallel);
+  const Given given("layer_gram");
+  const auto run = [&](Layers layers, double* sums, ParallelFor parallel) {
+    cpu::layer_gram(given.rows.matrix, layers, sums, parallel);
   };
-  if (values == Values::bits) return same_bits_twice({&gram}, run), 2;
-  run(any_parallel());
-  for (int64_t l = 0; l < offsets.layers.count; ++l) {
-    for (int64_t i = 0; i < m; ++i) {
-      for (int64_t j = 0; j <= i; ++j) {
-        const int64_t at = (l * m + i) * m + j, mirror = (l * m + j) * m + i;
-        check("gram", at, gram.as<double>()[at], product(rows, i, rows, j, offsets[l], offsets[l + 1]));
-        check("gram", mirror, gram.as<double>()[mirror], gram.as<double>()[at]);
-      }
-    }
-  }
-  return 1;
-}
-
-int64_t layer_cross_gram() {
-  const int64_t m = any_rows(), n = any_columns(m), h = between(0, 8);
-  describe("layer_cross_gram", m, n);
-  const DType dtype = any_dtype(), other = dtype_beside(dtype);
-  const Values values = any_values(dtype), other_values = any_values(other);
-  const Rows rows(m, n, dtype, values), others(h, n, other, other_values);
-  const Offsets offsets(n);
-  Buffer gram(offsets.layers.count * m * h, 8);
-  const auto run = [&](ParallelFor parallel) {
-    cpu::layer_cross_gram(rows.matrix, others.matrix, offsets.layers, gram.as<double>(), parallel);
-  };
-  if (values == Values::bits || other_values == Values::bits) return same_bits_twice({&gram}, run), 2;
-  run(any_parallel());
-  for (int64_t at = 0; at < offsets.layers.count * m * h; ++at) {
-    const int64_t j = at % h, i = at / h % m, l = at / h / m;
-    check("gram", at, gram.as<double>()[at], product(rows, i, others, j, offsets[l], offsets[l + 1]));
-  }
-  return 1;
-}
-
-int64_t layer_chosen_gram() {
-  const int64_t m = any_rows(), n = any_columns(m), h = between(1, 30), count = between(0, 30);
-  describe("layer_chosen_gram", m, n);
-  const DType dtype = any_dtype(), other = dtype_beside(dtype);
-  const Values values = any_values(dtype), other_values = any_values(other);
-  const Rows rows(m, n, dtype, values), others(h, n, other, other_values);
-  const Offsets offsets(n);
-  Buffer gram(offsets.layers.count * m * count, 8), chosen(count, 8);
-  for (int64_t j = 0; j < count; ++j) chosen.as<int64_t>()[j] = between(0, h - 1);
-  const auto run = [&](ParallelFor parallel) {
-    cpu::layer_chosen_gram(rows.matrix, others.matrix, chosen.as<int64_t>(), count, offsets.layers, gram.as<double>(),
-                           parallel);
-  };
-  if (values == Values::bits || other_values == Values::bits) return same_bits_twice({&gram}, run), 2;
-  run(any_parallel());
-  for (int64_t at = 0; at < offsets.layers.count * m * count; ++at) {
-    const int64_t j = chosen.as<int64_t>()[at % count], i = at / count % m, l = at / count / m;
-    check("gram", at, gram.as<double>()[at], product(rows, i, others, j, offsets[l], offsets[l + 1]));
-  }
-  return 1;
+  return check_products(given, given.rows, given.m * given.m, run, entry(given.m));
 }
 
 int64_t layer_squares() {
-  const int64_t m = any_rows(), n = any_columns(m);
-  describe("layer_squares", m, n);
-  const DType dtype = any_dtype();
-  const Values values = any_values(dtype);
-  const Rows rows(m, n, dtype, values);
-  const Offsets offsets(n);
-  Buffer squares(offsets.layers.count * m, 8);
-  const auto run = [&](ParallelFor parallel) {
-    cpu::layer_squares(rows.matrix, offsets.layers, squares.as<double>(), parallel);
+  const Given given("layer_squares");
+  const auto run = [&](Layers layers, double* sums, ParallelFor parallel) {
+    cpu::layer_squares(given.rows.matrix, layers, sums, parallel);
   };
-  if (values == Values::bits) return same_bits_twice({&squares}, run), 2;
-  run(any_parallel());
-  for (int64_t l = 0; l < offsets.layers.count; ++l) {
-    for (int64_t i = 0; i < m; ++i) {
-      const double wanted = product(rows, i, rows, i, offsets[l], offsets[l + 1]);
-      check("squares", l * m + i, squares.as<double>()[l * m + i], wanted);
-    }
-  }
-  return 1;
+  return check_products(given, given.rows, given.m, run, [](int64_t e) { return std::pair(e, e); });
+}
+
+int64_t layer_cross_gram() {
+  Given given("layer_cross_gram");
+  const Rows others = given.others(between(0, 8));
+  const int64_t h = others.matrix.rows;
+  const auto run = [&](Layers layers, double* sums, ParallelFor parallel) {
+    cpu::layer_cross_gram(given.rows.matrix, others.matrix, layers, sums, parallel);
+  };
+  return check_products(given, others, given.m * h, run, entry(h));
+}
+
+int64_t layer_chosen_gram() {
+  Given given("layer_chosen_gram");
+  const int64_t h = between(1, 30), count = between(0, 30);
+  const Rows others = given.others(h);
+  Buffer chosen(count, 8);
+  for (int64_t j = 0; j < count; ++j) chosen.as<int64_t>()[j] = between(0, h - 1);
+  const auto run = [&](Layers layers, double* sums, ParallelFor parallel) {
+    cpu::layer_chosen_gram(given.rows.matrix, others.matrix, chosen.as<int64_t>(), count, layers, sums, parallel);
+  };
+  return check_products(given, others, given.m * count, run,
+                        [&](int64_t e) { return std::pair(e / count, chosen.as<int64_t>()[e % count]); });
 }
 
 int64_t layer_dots() {
-  const int64_t m = any_rows(), n = any_columns(m);
-  describe("layer_dots", m, n);
-  const DType dtype = any_dtype();
-  const Values values = any_values(dtype);
-  const Rows rows(m, n, dtype, values), step(1, n, dtype, values);
-  const Offsets offsets(n);
-  Buffer dots(offsets.layers.count * m, 8);
-  const auto run = [&](ParallelFor parallel) {
-    cpu::layer_dots(rows.matrix, step.matrix.data, offsets.layers, dots.as<double>(), parallel);
+  const Given given("layer_dots");
+  const Rows step(1, given.n, given.dtype, given.values);
+  const auto run = [&](Layers layers, double* sums, ParallelFor parallel) {
+    cpu::layer_dots(given.rows.matrix, step.matrix.data, layers, sums, parallel);
   };
-  if (values == Values::bits) return same_bits_twice({&dots}, run), 2;
-  run(any_parallel());
-  for (int64_t l = 0; l < offsets.layers.count; ++l) {
-    for (int64_t i = 0; i < m; ++i) {
-      const double wanted = product(rows, i, step, 0, offsets[l], offsets[l + 1]);
-      check("dots", l * m + i, dots.as<double>()[l * m + i], wanted);
-    }
-  }
-  return 1;
+  return check_products(given, step, given.m, run, entry(1));
 }
 
 int64_t layer_combine() {
