@@ -27,7 +27,7 @@ class LocalOptions:
     local_epochs: int
     local_steps: int | None
     client_optimizer_state: Literal["reset", "keep"]
-    loss_batch_size: int | None
+    loss_batch_size: int | Literal["training"] | None
     attack: Attack | None
 
     @property

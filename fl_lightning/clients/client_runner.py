@@ -18,11 +18,12 @@ from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.client_batches import ClientBatches, LocalOptions
+from fl_lightning.clients.client_losses import ClientLosses
 from fl_lightning.clients.client_optimizers import ClientOptimizers, HandSetOptions
 from fl_lightning.clients.local_training import LocalTrainer, LossGradients
 from fl_lightning.clients.module_isolation import ModuleIsolation
 from fl_lightning.clients.schedules import Schedules
-from fl_lightning.clients.step_calls import ClientHooks, ClientLosses, ModuleCalls
+from fl_lightning.clients.step_calls import ClientHooks, ModuleCalls
 from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.lightning.batches import ClientTask
@@ -62,7 +63,7 @@ class ClientRunner:
         lean = self.full_path is None
         gradients = LossGradients(self._calls, self.hooks, FastSGD(trainer.optimizers[0])) if lean else None
         self.local = LocalTrainer(loop, self._calls, batches, rule, self.hooks, gradients)
-        self._losses = ClientLosses(self._calls, batches, options.loss_batch_size)
+        self.losses = ClientLosses(self._calls, batches, options.loss_batch_size)
         self.generators: list[Any] = []  # random generators that the training data keep for themselves
 
     @property
@@ -82,7 +83,9 @@ class ClientRunner:
         client = task.client_id
         assert client is not None
         needs, optimizers, theta = self._needs, self.optimizers, self.global_params
-        measured = self.measure(client, task.round, needs) if needs.losses or needs.accuracies else {}
+        measured, loss_batch_factor = dict[str, float](), None
+        if needs.losses or needs.accuracies:
+            measured, loss_batch_factor = self._measure(client, task.round, needs, looks=True)
         with self._isolated(theta.device, "client", task.round, client):
             self.rows.open(task.index)
             work = trusted(LocalWork)(
@@ -121,6 +124,7 @@ class ClientRunner:
             task.index, client, task.num_samples, loss, measured.get("loss") if needs.losses else None,
             report, self._buffers.report(task.num_samples), work.client_lr, step_counts,
             0 if needs.full_gradients else self.local.skipped, module_change, hand_set,
+            loss_batch_factor,
         )  # fmt: skip
 
     def _batches_of(self, client: int) -> Iterator[tuple[Any, int]]:
@@ -129,9 +133,14 @@ class ClientRunner:
 
     def measure(self, client: int, round: int, needs: Needs) -> dict[str, float]:  # noqa: A002
         """Loss and accuracy of a client at the bound parameters, as far as ``needs`` names them."""
-        measured = self._losses.measure(client, needs, partial(self._measuring, round, client))
+        return self._measure(client, round, needs)[0]
+
+    def _measure(
+        self, client: int, round: int, needs: Needs, looks: bool = False  # noqa: A002
+    ) -> tuple[dict[str, float], int | None]:  # fmt: skip
+        measured, factor = self.losses.measure(client, needs, partial(self._measuring, round, client), looks)
         attack = self.options.attack_of(client)
-        return measured if attack is None else attack.report(measured)
+        return measured if attack is None else attack.report(measured), factor
 
     @contextmanager
     def _measuring(self, round: int, client: int) -> Iterator[None]:  # noqa: A002

@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What local steps call: the module, as Lightning would, and the client rule; loss and accuracy of a client's data."""
+"""What local steps call: the module, as Lightning would, and the client rule."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fl_lightning.algorithms.base import ClientRule, overrides
 from fl_lightning.algorithms.features import FeatureRecorder
-from fl_lightning.algorithms.records import LocalWork, Needs
-from fl_lightning.clients.client_batches import ClientBatches
+from fl_lightning.algorithms.records import LocalWork
 from fl_lightning.clients.module_isolation import ModuleIsolation
 from fl_lightning.core.tensors import foreach_mul_
 from fl_lightning.lightning.batches import loss_of, move_to_device
@@ -141,56 +138,3 @@ class ClientHooks:
                     parameter.grad = parameter.grad.to_dense()  # corrections are nowhere zero
             self._rule.correct_gradients(self.work)
         self.work.steps += 1
-
-
-class ClientLosses:
-    """Measures clients on their training data, without a trace in the module, its metrics or its logs.
-
-    Without a ``batch_size`` forward passes have as many samples as in training, so that losses which depend on the
-    batch (contrastive ones, sums) are those that clients train on.
-    """
-
-    def __init__(self, calls: ModuleCalls, batches: ClientBatches, batch_size: int | None) -> None:
-        self._calls, self._batches, self._batch_size = calls, batches, batch_size
-        self._differentiates = False
-        self._loss: Callable[[Any, int], Any] = getattr(calls.module, "federated_loss", None) or calls.training_output
-
-    def measure(
-        self, client: int, needs: Needs, preserved: Callable[[], AbstractContextManager[None]]
-    ) -> dict[str, float]:
-        """Sample-weighted means over the client's training data at the bound parameters, in eval mode.
-
-        ``preserved`` brings random numbers and buffers back.
-        """
-        wanted: dict[str, Callable[[Any, int], Any]] = {}
-        if needs.losses or needs.requery:
-            wanted["loss"] = self._module_loss
-        if needs.accuracies:
-            accuracy = getattr(self._calls.module, "federated_accuracy")  # noqa: B009 (nn.Module's type)
-            wanted["accuracy"] = accuracy
-        try:
-            with preserved(), self._calls.unseen(), torch.set_grad_enabled(self._differentiates):
-                return self._means(client, wanted)
-        except RuntimeError as error:
-            if self._differentiates or "does not require grad" not in str(error):
-                raise
-        self._differentiates = True  # a gradient penalty, for instance: the loss is made of gradients
-        return self.measure(client, needs, preserved)
-
-    def _means(self, client: int, wanted: Mapping[str, Callable[[Any, int], Any]]) -> dict[str, float]:
-        precision = self._calls.precision
-        totals = dict.fromkeys(wanted, 0.0)
-        counts = dict.fromkeys(wanted, 0)
-        for index, (batch, number) in enumerate(self._batches.in_order(client, self._batch_size)):
-            moved = self._calls.converted(batch)
-            for name, function in wanted.items():
-                with precision.val_step_context():
-                    value = function(moved, index)
-                if value is not None:
-                    totals[name] += float(value.detach() if isinstance(value, Tensor) else value) * number
-                    counts[name] += number
-        return {name: totals[name] / count if count else float("nan") for name, count in counts.items()}
-
-    def _module_loss(self, batch: Any, index: int) -> Any:
-        output = self._loss(batch, index)
-        return output.get("loss") if isinstance(output, Mapping) else output

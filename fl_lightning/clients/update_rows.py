@@ -37,6 +37,7 @@ class Upload:
     skipped: int = 0  # batches without a loss, with automatic optimization
     module_change: Change = field(default_factory=Change)  # in the module beside parameters and buffers
     hand_set: HandSet = ()  # options of parameter groups
+    loss_batch_factor: int | None = None  # see ClientLosses.measure
 
 
 class UpdateRows:

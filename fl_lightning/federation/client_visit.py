@@ -154,6 +154,7 @@ class VisitStrategy(OneDevice):
         binding = self._binding = self._binding.renewed(options.algorithm.layers, trainer.optimizers)
         side = self.side = ClientSide(trainer, loop, options, limit, binding, batches, 1, Sequential())
         side.runner.isolation.warned = self._module.warned
+        side.runner.losses.factor = self._message.loss_batch_factor
         self._take_message(binding, side.buffers, self._num_clients or len(loaders))
         if self._before is not None and self._before["optimizers"]:
             side.runner.optimizers.load_state_dict({self._client_id: self._before["optimizers"]})

@@ -127,7 +127,7 @@ class Closing:
         mean = None if answer.train_loss is None else torch.tensor(answer.train_loss, dtype=torch.float64)
         self._uploads[client] = Upload(
             self.cohort.index(client), client, answer.size, mean, answer.loss, report, buffers, answer.client_lr,
-            module_change=module_change,
+            module_change=module_change, loss_batch_factor=answer.loss_batch_factor,
         )  # fmt: skip
         return answer
 

@@ -165,7 +165,10 @@ def round_payload(clients: ClientRunner, index: int) -> RoundPayload:
     """What the visits of a round have in common."""
     trainer, rounds = clients.trainer, clients.trainer.max_epochs
     broadcast = rule_state.broadcast(clients.rule)
-    message = ServerMessage(index, clients.global_params, broadcast, rounds=rounds if rounds and rounds > 0 else None)
+    message = ServerMessage(
+        index, clients.global_params, broadcast, rounds=rounds if rounds and rounds > 0 else None,
+        loss_batch_factor=clients.losses.factor,
+    )  # fmt: skip
     options = [scheduled_state(optimizer) for optimizer in trainer.optimizers]
     states = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
     schedules, metrics = clients.schedules.state_dict(), dict(trainer.callback_metrics)

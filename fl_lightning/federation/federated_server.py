@@ -21,7 +21,7 @@ from fl_lightning.federation.registered_clients import RegisteredClients
 from fl_lightning.federation.served_model import ServedModel
 from fl_lightning.fit.server import Server
 from fl_lightning.fit.strategy import FederatedStrategy
-from fl_lightning.fit.uploads import Round
+from fl_lightning.fit.uploads import Round, agreed_loss_batch_factor
 from fl_lightning.lightning.fit_description import check_resume
 from fl_lightning.lightning.names import LightningModule
 
@@ -91,6 +91,7 @@ class FederatedServer(RegisteredClients):
         self.last_round: RoundRecord | None = None
         self.memory: Mapping[str, int] = {}
         self._steps_per_round: int | None = None
+        self._loss_batch_factor: int | None = None
         self._began = 0.0
         self._selection: Selection | None = None
         self._server.reset()
@@ -129,7 +130,7 @@ class FederatedServer(RegisteredClients):
     def _told(self, client: int, params: Tensor, steps: int | None = None, rounds: int | None = None) -> ServerMessage:
         message = ServerMessage(
             self.round, params, counted=self.counted.get(client), buffers=self._model.buffers.global_values(),
-            steps_per_round=steps, module=self._model.plain, rounds=rounds,
+            steps_per_round=steps, module=self._model.plain, rounds=rounds, loss_batch_factor=self._loss_batch_factor,
         )  # fmt: skip
         return message.to_client(client, self.client_rule)
 
@@ -180,6 +181,7 @@ class FederatedServer(RegisteredClients):
         closing = Closing(self._server, model, self.options.needs, self._rows, cohort, self._num_samples)
         record, given = closing.closed(current, answers, why, silent)
         model.merge(current.uploads, record.client_ids)
+        self._loss_batch_factor = agreed_loss_batch_factor(self._loss_batch_factor, current.uploads, record.client_ids)
         self._counts([given[client] for client in record.client_ids], self.round)
         self._selection = None
         self.round += 1
@@ -198,6 +200,7 @@ class FederatedServer(RegisteredClients):
             **self._model.state_dict(),
             **self._server.states(),
             "steps_per_round": self._steps_per_round,
+            "loss_batch_factor": self._loss_batch_factor,
             **self._clients_state(),
         }
 
@@ -223,6 +226,7 @@ class FederatedServer(RegisteredClients):
         self._model.load_state_dict(state)
         self._server.load(state, {})
         self.round, self._steps_per_round = state["round"], state["steps_per_round"]
+        self._loss_batch_factor = state["loss_batch_factor"]
         self._load_clients(state)
 
     def module_state_dict(self) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from fl_lightning.core.tensors import all_finite
 from fl_lightning.federation.message_checks import (
     CLIENT,
     LOSS,
+    LOSS_BATCH_FACTOR,
     NAME,
     RATE,
     ROUND,
@@ -29,7 +30,9 @@ from fl_lightning.federation.message_checks import (
 from fl_lightning.lightning.round_clock import MeanVisit
 
 
-@checked(round=ROUND, counted=ROUND, steps_per_round=STEPS_PER_ROUND, rounds=ROUNDS)
+@checked(
+    round=ROUND, counted=ROUND, steps_per_round=STEPS_PER_ROUND, rounds=ROUNDS, loss_batch_factor=LOSS_BATCH_FACTOR
+)  # fmt: skip
 @dataclass(frozen=True)
 class ServerMessage:
     """What a client needs to train in a round.
@@ -48,6 +51,8 @@ class ServerMessage:
         steps_per_round: what a round counts as (:attr:`FitDescription.steps_per_round`): mean optimizer steps of a
             client's visit, rounded up. A client with its own data alone needs it if schedulers step within visits.
         module: what rounds have changed in the module's attributes; empty: nothing, or nobody says.
+        loss_batch_factor: a forward pass that measures the client's loss has so many times the samples of a training
+            batch; ``None``: as many, and the client says how many times as many give the same loss.
         rounds: of the whole federation, which is the client's ``trainer.max_epochs``. Schedules that ask for it, or for
             ``estimated_stepping_batches``, need it.
 
@@ -65,6 +70,7 @@ class ServerMessage:
     steps_per_round: int | None = None
     rounds: int | None = None
     module: Mapping[str, Any] = field(default_factory=dict)
+    loss_batch_factor: int | None = None
 
     def __post_init__(self) -> None:
         if self.rounds is not None and self.rounds <= self.round:
@@ -97,7 +103,10 @@ class ServerMessage:
         )
 
 
-@checked(client_id=CLIENT, round=ROUND, size=SAMPLES, loss=LOSS, train_loss=LOSS, client_lr=RATE, steps=STEPS)
+@checked(
+    client_id=CLIENT, round=ROUND, size=SAMPLES, loss=LOSS, train_loss=LOSS, client_lr=RATE, steps=STEPS,
+    loss_batch_factor=LOSS_BATCH_FACTOR,
+)  # fmt: skip
 @dataclass(frozen=True)
 class ClientMessage:
     """What a client sends after its local training; it is written and read as a :class:`ServerMessage` is.
@@ -115,6 +124,8 @@ class ClientMessage:
         buffers: the module's buffers after training, by name; empty if the server does not combine them.
         steps: optimizer steps of the visit.
         module: what its visit has changed in attributes and metrics of the module.
+        loss_batch_factor: batches so many times as large as in training give the same loss; 1: no larger ones do;
+            ``None``: it was not asked, or cannot tell.
     """
 
     client_id: int
@@ -129,6 +140,7 @@ class ClientMessage:
     buffers: Mapping[str, Tensor]
     steps: int = 0
     module: Mapping[str, Any] = field(default_factory=dict)
+    loss_batch_factor: int | None = None
 
 
 def answer_of(
@@ -139,7 +151,7 @@ def answer_of(
         upload.client_id, index, update.cpu(), upload.size, upload.loss,
         None if upload.train_loss is None else float(upload.train_loss), upload.client_lr,
         _on_cpu(upload.report.extras), _on_cpu(upload.report.companions), _on_cpu(buffers), upload.step_counts.steps,
-        module,
+        module, upload.loss_batch_factor,
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from fl_lightning.fit.on_ranks import Agreement, check_same_start, checksums_of
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.round_start import RoundStart
 from fl_lightning.fit.server import Server
-from fl_lightning.fit.uploads import Round, merge_module_changes
+from fl_lightning.fit.uploads import Round, agreed_loss_batch_factor, merge_module_changes
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.fit_description import check_resume
 from fl_lightning.lightning.names import Trainer, rank_zero_info
@@ -82,6 +82,7 @@ class FederatedFit:
             self.clients.runner.optimizers.load_state_dict(renumbered(states["client_optimizers"], ids))
             if "schedules" in states:  # files of earlier versions have none
                 self.clients.schedules.load_state_dict(states["schedules"])
+            self.clients.runner.losses.factor = states.get("loss_batch_factor")
         sizes = self.clients.loaders.sizes if changed else None
         memory = server.begin(self._max_rounds(), self._options.keeps_optimizer, sizes)
         usage = ", ".join(f"{name} {size:,} B" for name, size in memory.items())
@@ -180,6 +181,7 @@ class FederatedFit:
             **self._server.states(),
             "client_optimizers": self.clients.runner.optimizers.state_dict(),
             "schedules": self.clients.schedules.state_dict(),
+            "loss_batch_factor": self.clients.runner.losses.factor,
             "non_persistent_buffers": self.clients.buffers.unsaved() if self.start is None else self.start.unsaved,
         }
 
@@ -265,6 +267,7 @@ class FederatedFit:
             raise
         commit_or_undo(True)
         runner.optimizers.commit(record.client_ids)
+        runner.losses.factor = agreed_loss_batch_factor(runner.losses.factor, current.uploads, record.client_ids)
         self._round = self.start = None
         self.last_round = altered(record, training_seconds=trained, local_steps=steps)
 

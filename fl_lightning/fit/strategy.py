@@ -86,8 +86,10 @@ class FederatedStrategy(ReadableStrategy):
             it, because no upload was usable or the step was not finite. ``None`` never stops.
         strict_resume: refuse to go on from a checkpoint that was written with other arguments of the method, if the
             method remembers anything. ``False`` warns instead. Clients may join, leave, or have other data.
-        loss_batch_size: samples per forward pass when a method asks for clients' losses or accuracies; default the
-            training batch size. A larger number is faster. It gives the same values if the loss is a mean over samples.
+        loss_batch_size: samples per forward pass when a method asks for clients' losses or accuracies; ``"training"``:
+            as in training. A larger number is faster, and gives the same values if the loss is a mean over samples. By
+            default the clients of the first round look whether it is: if all of them find the same values, small
+            batches of later rounds go through the network several at a time.
         log_client_names: log clients' values under their names instead of their numbers, where they have names
             (:class:`fl_lightning.data.ByKey`).
         count_conflicts: whether to count the clients that each step works against (``fed/conflicts``), for which all
@@ -144,7 +146,7 @@ class FederatedStrategy(ReadableStrategy):
         attack: Attack | None = None,
         seed: int = 0,
         executor: CohortExecutor | None = None,
-        loss_batch_size: int | None = None,
+        loss_batch_size: int | Literal["training"] | None = None,
         min_clients: int = 1,
         max_failed_rounds: int | None = 3,
         strict_resume: bool = True,

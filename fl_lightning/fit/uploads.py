@@ -23,7 +23,7 @@ from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.core.errors import ClientError, ModuleError
 from fl_lightning.core.records import RoundRecord, client_label, numbered
 from fl_lightning.fit.options import FitOptions
-from fl_lightning.lightning.names import rank_zero_warn
+from fl_lightning.lightning.names import rank_zero_info, rank_zero_warn
 
 _NAMED = 3  # clients in a message about a round
 
@@ -74,6 +74,21 @@ def merge_module_changes(isolation: ModuleIsolation, uploads: Sequence[Upload], 
     largest = max(entered, key=lambda upload: upload.size, default=None)
     isolation.merge([upload.module_change for upload in uploads], None if largest is None else largest.module_change)
     return () if largest is None else largest.hand_set
+
+
+def agreed_loss_batch_factor(known: int | None, uploads: Sequence[Upload], counted: Collection[int]) -> int | None:
+    """How many times as large as in training batches are that measure losses: what gives the same to all clients."""
+    entered = [upload for upload in uploads if upload.client_id in counted]
+    found = {u.client_id: u.loss_batch_factor for u in entered if u.loss_batch_factor is not None}
+    if known is not None or not found:
+        return known
+    client, factor = min(found.items(), key=lambda item: item[1])
+    if factor == 1:
+        rank_zero_info(
+            f"Losses at the global model take one forward pass per training batch: on client {client} the loss of "
+            "several batches in one is not their mean (loss_batch_size of FederatedStrategy)"
+        )
+    return factor
 
 
 def usable(

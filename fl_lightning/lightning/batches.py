@@ -208,6 +208,13 @@ def batch_size(batch: Any) -> int:
     return int(lightning_module("utilities.data").extract_batch_size(batch))
 
 
+def nbytes_of(batch: Any) -> int:
+    """Bytes of the tensors in a batch."""
+    found = list[int]()
+    apply_to_collection(batch, Tensor, lambda tensor: found.append(tensor.nbytes))
+    return sum(found)
+
+
 def loss_of(output: Any) -> Tensor | None:
     """The loss in what ``training_step`` returned; ``None`` if the step wants this batch skipped.
 
