@@ -23,6 +23,7 @@ highlight_language = "none"  # of blocks that name no language: commands and for
 html_theme = "furo"
 html_title = f"fl_lightning {release}"
 html_static_path = ["static"]
+html_extra_path = ["../llms.txt"]
 html_css_files = ["site.css"]
 html_show_sourcelink = html_show_copyright = False
 pygments_dark_style = "github-dark"
