@@ -32,10 +32,7 @@ def memory_plan(
         sum(padded(size, federation.dtype) for size in sizes) * federation.dtype.itemsize
         for sizes in ([columns], [total], federation.layout.sizes)
     )
-    parts = {
-        "global parameters": params,
-        "parameters in training (per process)": in_training,
-    }
+    parts = {"global parameters": params, "parameters in training (per process)": in_training}
     if summed:
         parts[f"one update, and the sum of {rows}"] = row + 8 * columns
     else:

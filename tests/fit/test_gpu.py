@@ -29,6 +29,12 @@ def test_a_fit_agrees_with_that_on_the_cpu(name):
     assert there_strategy.last_round.client_ids == here_strategy.last_round.client_ids
 
 
+def test_updates_that_are_added_up_have_the_bits_of_a_matrix():
+    options = {"accelerator": DEVICE, "devices": 1, "clients_per_round": 1.0}
+    one, two = (fit(count_conflicts=counts, **options).module for counts in (False, True))
+    assert torch.equal(weights(one), weights(two))
+
+
 def test_the_fit_runs_where_it_was_asked_to():
     _, strategy, trainer = fit_on(DEVICE, fl.algorithms.FedLF)
     assert trainer.strategy.root_device.type == DEVICE
