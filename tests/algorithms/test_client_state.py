@@ -5,7 +5,7 @@ import pytest
 import torch
 from client_rounds import CLASSES, INPUTS, Net, Rounds, client_data
 from support import reload
-from test_contract import RULES, assert_same_state, tensors
+from test_contract import RULES, assert_same_state
 
 from fl_lightning.algorithms import FA, FedAvg, Federation, FedProc, FedProto, FedRep
 from fl_lightning.algorithms.base import overrides
@@ -72,6 +72,13 @@ def test_without_its_pieces_a_visit_differs(name):
     run.round((0, 1, 2))
     inside, without = visited(run, 1, run.client), visited(run, 1, MAKERS[name]().client_rule())
     assert not all(torch.equal(one, two) for one, two in zip(tensors(inside), tensors(without), strict=True))
+
+
+def tensors(state):
+    if isinstance(state, torch.Tensor):
+        return [state]
+    values = state.values() if isinstance(state, dict) else state if isinstance(state, list) else []
+    return [tensor for value in values for tensor in tensors(value)]
 
 
 def numbers(state):
