@@ -34,8 +34,9 @@ def test_weighted_means_of_kept_coordinates(call, m, n, dtype):
 @every
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("count_type", [torch.uint8, torch.int16, torch.int32], ids=str)
-def test_tracking_equals_integer_arithmetic(call, dtype, count_type):
-    offsets = offsets_of((129, 0, 1, 3, 140_000, 70))
+@pytest.mark.parametrize("sizes", [(129, 0, 1, 3, 140_000, 70), (1,), (10, 0, 21), (32, 1), (33, 0, 66)], ids=str)
+def test_tracking_equals_integer_arithmetic(call, sizes, dtype, count_type):
+    offsets = offsets_of(sizes)
     n = int(offsets[-1])
     row = torch.randint(-2, 3, (n,), generator=torch.Generator().manual_seed(1)).to(dtype)
     row[::1000] = float("nan")

@@ -162,18 +162,31 @@ OFFSETS = offsets_of(SIZES)
 N = int(OFFSETS[-1])
 
 
+def check_track(simt, row, counts, threshold, participations, offsets, total=None, rtol=0.0):
+    """Bits, counts and norms against the reference; counts are changed."""
+    theirs = counts.clone()
+    keep, norms = simt.puc_track(row, counts, threshold, participations, offsets, total)
+    want = reference.puc_track(row, theirs, min(threshold, 2**31 - 1), participations, offsets)
+    assert torch.equal(keep, want[0])
+    assert torch.equal(counts, theirs)
+    torch.testing.assert_close(norms, want[1], rtol=rtol, atol=0, equal_nan=True)
+    return keep
+
+
+def whole_row(n, dtype=torch.float32, lead=0):
+    return torch.randint(-3, 4, (n + lead,), generator=generator(1)).to(dtype)[lead:]
+
+
+def past(n, participations, counts=torch.uint8):
+    return torch.randint(0, participations + 1, (n,), generator=generator(2)).to(counts)
+
+
 @pytest.mark.parametrize(("threshold", "participations"), [(0, 0), (3, 7), (8, 7), (1 << 40, 7)])
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_puc_track(simt, dtype, counts, threshold, participations):
-    row = torch.randint(-3, 4, (N + 3,), generator=generator(1)).to(dtype)[threshold % 4 :][:N]
-    own = torch.randint(0, participations + 1, (N,), generator=generator(2)).to(counts)
-    theirs = own.clone()
-    keep, norms = simt.puc_track(row, own, threshold, participations, OFFSETS)
-    want = reference.puc_track(row, theirs, min(threshold, 2**31 - 1), participations, OFFSETS)
-    assert torch.equal(keep, want[0])
-    assert torch.equal(norms, want[1])
-    assert torch.equal(own, theirs)
+    row = whole_row(N, dtype, lead=threshold % 4)
+    check_track(simt, row, past(N, participations, counts), threshold, participations, OFFSETS)
 
 
 def test_puc_track_on_zeros_nan_and_tiny_numbers(simt):
@@ -186,17 +199,10 @@ def test_puc_track_on_zeros_nan_and_tiny_numbers(simt):
     assert norms[1].isnan()
 
 
-@pytest.mark.parametrize("count", [300])
-def test_puc_track_with_many_layers(simt, count):
-    offsets = torch.cat([offsets_of((5 * i) % 11 for i in range(count - 1)), torch.tensor([3000])])
-    row = torch.randn(3000, generator=generator(count))
-    own = torch.randint(0, 5, (3000,), generator=generator(2)).to(torch.uint8)
-    theirs = own.clone()
-    keep, norms = simt.puc_track(row, own, 2, 4, offsets)
-    want = reference.puc_track(row, theirs, 2, 4, offsets)
-    assert torch.equal(keep, want[0])
-    torch.testing.assert_close(norms, want[1], rtol=1e-14, atol=0)
-    assert torch.equal(own, theirs)
+def test_puc_track_with_many_layers(simt):
+    offsets = torch.cat([offsets_of((5 * i) % 11 for i in range(299)), torch.tensor([3000])])
+    row = torch.randn(3000, generator=generator(300))
+    check_track(simt, row, past(3000, 4), 2, 4, offsets, rtol=1e-14)
 
 
 @pytest.mark.parametrize("counts", COUNTS)
@@ -206,28 +212,14 @@ def test_puc_track_with_many_layers(simt, count):
 def test_puc_track_of_a_large_row(simt, begin, total, n, dtype, counts):
     """Its chunks are so wide that a thread takes several of its runs, or even has to come back for more."""
     offsets = torch.tensor([0, 5000, 5001, 5009, n])
-    row = torch.randint(-3, 4, (n,), generator=generator(1)).to(dtype)
-    own = torch.randint(0, 6, (n,), generator=generator(2)).to(counts)
-    theirs = own.clone()
-    keep, norms = simt.outputs(begin).puc_track(row, own, 2, 5, offsets, total)
-    want = reference.puc_track(row, theirs, 2, 5, offsets)
-    assert torch.equal(keep, want[0])
-    assert torch.equal(norms, want[1])
-    assert torch.equal(own, theirs)
+    check_track(simt.outputs(begin), whole_row(n, dtype), past(n, 5, counts), 2, 5, offsets, total)
 
 
 @pytest.mark.parametrize("n", [0, 1, 31, 32, 33, 1000])
 def test_puc_of_any_size(simt, n):
-    row = torch.randint(-3, 4, (n,), generator=generator(n)).float()
-    own = torch.ones(n, dtype=torch.uint8)
-    theirs = own.clone()
-    keep, norms = simt.puc_track(row, own, 1, 1, torch.tensor([0, n]))
-    want = reference.puc_track(row, theirs, 1, 1, torch.tensor([0, n]))
-    assert torch.equal(keep, want[0])
-    assert torch.equal(norms, want[1])
-    assert torch.equal(own, theirs)
-    weights = torch.tensor([2.0])
-    rows, words = row[None], keep[None]
+    row, weights = whole_row(n), torch.tensor([2.0])
+    words = check_track(simt, row, torch.ones(n, dtype=torch.uint8), 1, 1, torch.tensor([0, n]))[None]
+    rows = row[None]
     assert torch.equal(simt.puc_combine(rows, words, weights), reference.puc_combine(rows, words, weights))
 
 

@@ -162,19 +162,18 @@ def test_others_that_are_not_finite(hopper):
     torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("m", "dtype"), [(16, torch.float32), (129, torch.float32), (10, torch.bfloat16)])
-def test_other_rows_have_another_kernel(hopper, m, dtype):
-    rows, offsets = normal(m, 300).to(dtype), offsets_of([300])
-    got = hopper.layer_gram(rows, offsets)
-    assert torch.equal(got, hopper.capability(8).layer_gram(rows, offsets))
+@pytest.mark.parametrize(
+    ("m", "h", "has"),
+    [(10, 0, False), (16, 0, False), (40, 0, True), (129, 0, False), (16, 16, False), (129, 20, False)],
+)
+def test_which_rows_have_the_kernel(hopper, m, h, has):
+    """The others, such as ten of 16 bits, have the bits of a device without it."""
+    offsets = offsets_of([300])
+    rows, others = normal(m, 300).to(torch.bfloat16 if m == 10 else torch.float32), normal(h, 300, seed=1)
 
+    def products():
+        return hopper.layer_cross_gram(rows, others, offsets) if h else hopper.layer_gram(rows, offsets)
 
-def test_a_device_without_the_kernel_has_the_other_one(hopper):
-    rows, offsets = normal(40, 400), offsets_of([400])
-    assert not torch.equal(hopper.layer_gram(rows, offsets), hopper.capability(8).layer_gram(rows, offsets))
-
-
-def test_more_rows_have_another_kernel(hopper):
-    rows, others, offsets = normal(129, 300), normal(20, 300, seed=1), offsets_of([300])
-    got = hopper.layer_cross_gram(rows, others, offsets)
-    assert torch.equal(got, hopper.capability(8).layer_cross_gram(rows, others, offsets))
+    got = products()
+    hopper.capability(8)
+    assert torch.equal(got, products()) != has
