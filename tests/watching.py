@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a fit shows to a callback, and to its method."""
 
+import copy
+
 from lightning.pytorch.callbacks import Callback
 from support import weights
 
@@ -35,6 +37,23 @@ class Records(Callback):
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.rounds.append(trainer.strategy.last_round)
+
+
+class States(Callback):
+    """Keeps weights, buffers, everything that is remembered and the record, after every round."""
+
+    def __init__(self):
+        self.seen, self.records = [], []
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.seen.append(copy.deepcopy({"weights": weights(pl_module), **remembered(trainer.strategy)}))
+        self.records.append(trainer.strategy.last_round)
+
+
+def remembered(strategy):
+    """What methods, clients and optimizers remember."""
+    counters = ("fit", "skipped_rounds", "failed_rounds")
+    return {name: state for name, state in strategy._fits.states().items() if name not in counters}
 
 
 class Recorder(FedAvg):

@@ -5,38 +5,31 @@ from __future__ import annotations
 
 import io
 import time
+from functools import partial
 from pathlib import Path
 
-import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from resuming import ALGORITHMS, Project
 from support import Classifier, place_of_client
+
+import fl_lightning as fl
 
 OPTIONS = {"momentum": 0.9, "norm": True, "dropout": 0.2, "log": True}
 ROUND = 2
 """The round in which the process dies."""
 
 
-def project(algorithm: str, every_client: bool = False, module: type[Classifier] = Classifier) -> Project:
-    others = [EveryClient] * every_client
+def project(folder: Path, algorithm: str, module: type[Classifier] = Classifier) -> Project:
+    """Saves after every round; Ditto has its models in files, which lie in the folder."""
+    own = partial(fl.algorithms.Ditto, directory=str(folder / "own"))
     return Project(
-        ALGORITHMS[algorithm],
+        own if algorithm == "Ditto" else ALGORITHMS[algorithm],
         module,
         OPTIONS,
-        strategy={} if ALGORITHMS[algorithm]().needs.full_gradients else {"client_optimizer_state": "keep"},
-        callbacks=lambda folder: [ModelCheckpoint(folder, save_top_k=-1), *(callback(folder) for callback in others)],
+        strategy={"client_optimizer_state": "keep"},
+        callbacks=lambda files: [ModelCheckpoint(files, save_top_k=-1)],
     )
-
-
-class EveryClient(L.Callback):
-    """Saves after every client."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        trainer.save_checkpoint(self.folder / f"round-{trainer.current_epoch}-client-{batch_idx}.ckpt")
 
 
 def wait_to_be_killed(folder: Path) -> None:
@@ -56,12 +49,14 @@ class Stopping(Classifier):
         return super().training_step(batch, batch_idx)
 
 
-def write_half(folder: Path) -> None:
-    """Makes the save of the last round stop in the middle of the file."""
+def write_half(folder: Path, where: str) -> None:
+    """Makes the last of the files that are written in the round stop in the middle."""
     save = torch.save
 
     def half(content, file, *args, **kwargs):
-        if content["epoch"] < ROUND:
+        name = Path(file.name).name
+        mine = name.startswith(f"round-{ROUND:06d}") if where == "own" else f"epoch={ROUND}-" in name
+        if not mine or len(list(folder.glob(f"own/*/{name.removesuffix('.part')}"))) < 2 * (where == "own"):
             return save(content, file, *args, **kwargs)
         whole = io.BytesIO()
         save(content, whole)
@@ -76,8 +71,6 @@ def fit(folder: Path, algorithm: str, where: str) -> None:
     """What is to be killed."""
     torch.set_num_threads(1)
     Stopping.folder = folder
-    if where == "while saving":
-        write_half(folder)
-        project(algorithm).fit(folder / "files")
-    else:
-        project(algorithm, where == "in a round, saved per client", Stopping).fit(folder / "files")
+    if where != "in a round":
+        write_half(folder, where)
+    project(folder, algorithm, Stopping if where == "in a round" else Classifier).fit(folder / "files")
