@@ -8,7 +8,7 @@ back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -31,7 +31,7 @@ class BoundParameters:
         self.module = module
         self.layout = ParamLayout.from_module(module, layers, trained_names(module, optimizers))
         self.parameters = self.layout.parameters(module)
-        self._check_memory()
+        self._check_memory(ModuleSnapshot(module).tensors)
         kinds: dict[str, list[str]] = {}
         for name, p in zip(self.layout.names, self.parameters, strict=True):
             kinds.setdefault(f"{p.dtype} on {p.device}", []).append(name)
@@ -50,10 +50,13 @@ class BoundParameters:
         self._at_global = False
         self.bind_global()
 
-    def _check_memory(self) -> None:
-        """Refuses what lies in the memory of a trained parameter, which is about to be bound to other memory."""
+    def _check_memory(self, held: Iterable[tuple[str, Tensor]]) -> None:
+        """Refuses what lies in the memory of a trained parameter, which is about to be bound to other memory.
+
+        ``held`` are tensors that the module holds in attributes, with their names.
+        """
         trained = dict(zip(self.layout.names, self.parameters, strict=True))
-        beside = [*self.module.named_parameters(), *self.module.named_buffers(), *ModuleSnapshot(self.module).tensors]
+        beside = [*self.module.named_parameters(), *self.module.named_buffers(), *held]
         before: dict[int | None, list[tuple[str, int, int]]] = {None: []}
         for name, tensor in (*trained.items(), *((n, t) for n, t in beside if trained.get(n) is not t)):
             memory = memory_of(tensor)
@@ -78,8 +81,11 @@ class BoundParameters:
         self.release()
         return BoundParameters(self.module, layers, optimizers)
 
-    def check(self, optimizers: Sequence[Optimizer]) -> None:
-        """Makes sure that a round can begin: the trained parameters are those of the layout, and the same objects."""
+    def check(self, optimizers: Sequence[Optimizer], held: Iterable[tuple[str, Tensor]]) -> None:
+        """Makes sure that a round can begin: the trained parameters are those of the layout, and the same objects.
+
+        ``held`` are tensors in the module's attributes, with their names, which must be in other memory.
+        """
         named = dict(self.module.named_parameters())
         before = zip(self.layout.names, self.parameters, strict=True)
         replaced = [name for name, parameter in before if name in named and named[name] is not parameter]
@@ -96,7 +102,7 @@ class BoundParameters:
         self._idle = self._not_trained()
         self.bind_global()
         if not self._flags:  # hooks may have taken views since the fit began
-            self._check_memory()
+            self._check_memory(held)
         self._marks = self._frozen_marks()
         self._flags = [(parameter, parameter.requires_grad) for parameter in named.values()]
 

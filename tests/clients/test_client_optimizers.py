@@ -178,6 +178,19 @@ def test_a_dropped_client_keeps_the_state_of_its_last_round_that_counted():
     assert not optimizer.state
 
 
+def test_a_state_comes_to_the_device_of_the_module_and_step_counters_stay_on_the_cpu():
+    model = net()
+    clients = clients_of(model, optimizer := MAKERS["Adam"](list(model.parameters())), True)
+    steps(model, optimizer, 1)
+    clients.end_client(4), clients.restore(), clients.commit([4])
+    model.device = torch.device("meta")
+    clients.begin_client(4)
+    state = next(iter(optimizer.state.values()))
+    assert {name: value.device.type for name, value in state.items()} == {
+        "step": "cpu", "exp_avg": "meta", "exp_avg_sq": "meta", "max_exp_avg_sq": "meta",
+    }  # fmt: skip
+
+
 def test_attributes_that_refer_to_parameters_are_kept_and_what_cannot_be_written_is_refused():
     model = net()
     optimizer = Counting(list(model.parameters()), lr=0.1)
