@@ -6,7 +6,6 @@ import pytest
 from fl_lightning import algorithms
 from fl_lightning.algorithms import FCFL, SCAFFOLD, ClientRule, Ditto, FedAvg, FedProx, Needs
 from fl_lightning.algorithms.base import obstacle, overrides
-from fl_lightning.algorithms.fedprox import ProximalTerm
 from fl_lightning.core.storage.declared import per_client, server_state
 
 
@@ -36,12 +35,6 @@ def test_a_rule_overrides_what_its_classes_define(rule):
     for name in (name for name in vars(ClientRule) if not name.startswith("_") and name not in STATED):
         assert overrides(rule, name) == (name in defined), name
     assert overrides(rule, "begin_batch", *defined & vars(ClientRule).keys())
-
-
-def test_some_of_several_hooks_are_enough():
-    term = ProximalTerm(0.1)
-    assert overrides(term, "shape_loss", "loss_term")
-    assert not overrides(term, "shape_loss", "commit")
 
 
 def test_a_rule_that_commits_declares_what_it_keeps_as_often_as_it_adds_some():

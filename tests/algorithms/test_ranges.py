@@ -1,31 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of methods that are out of their ranges are refused, by name and with the value found."""
+"""Arguments of methods that are out of their ranges are refused, by name and with the value found.
+
+Beside -1, 1.5, NaN, infinity and misspelt choices, which tests/arguments/test_public_arguments.py tries everywhere.
+"""
 
 import re
-from math import inf, nan
+from math import nan
 
 import pytest
 
 from fl_lightning import algorithms as fl
 
 OUT_OF_RANGE = {
-    fl.AdaFed: {"gamma": [-0.1, nan, inf], "unit": ["mean"]},
-    fl.AAggFF: {"setting": ["cross"], "response": ["cauchy"]},
-    fl.AFL: {"lambda_lr": [-0.1, nan, inf]},
     fl.Ditto: {"lam": [-1.0, nan], "personal_lr": [0.0]},
     fl.FA: {"bases": [[1.0], [[nan]]], "sigma": [0.0], "bound": [0.5], "tau": [-0.1], "penalty": [-1.0]},
     fl.FCFL: {
         "budget": [-0.1, (0.1, nan), []], "notion": ["ap"], "stage1_rounds": [-1], "tol": [-1.0], "delta": [0.0],
         "beta": [1.5], "sharpness": [0.0], "reading": ["both"],
     },
-    fl.FairReg: {"weight": [-1], "notion": ["x"]},
     fl.FedCKA: {"mu": [-1.0, nan], "layers": [[], "net.0"], "num_layers": [0], "max_models": [0]},
     fl.FedDyn: {"alpha": [0, -1.0, nan]},
     fl.FedFV: {
         "alpha": [-0.1, 1.1], "tau": [-1], "reading": ["both"], "max_history": [0], "history_device": ["no"],
     },
     fl.FedFa: {"beta": [-0.1, 1.1], "gamma": [1.0, -0.5]},
-    fl.FedGini: {"epsilon": [-0.1, 1.1, nan]},
     fl.FedHEAL: {"tau": [1], "reading": ["library"], "beta": [1.5]},
     fl.FedISM: {"rho": [0.0], "alpha": [-1.0], "q": [-1.0], "beta": [0.0, 1.1]},
     fl.FedLF: {"reading": ["both"], "max_history": [0], "history_window": [-1], "fair_row": ["no"]},
@@ -38,9 +36,7 @@ OUT_OF_RANGE = {
     fl.FedRep: {"head_epochs": [-1]},
     fl.MMPF: {"inner_rounds": [0], "iterations": [0], "patience": [0], "k_min": [0], "alpha": [1.0]},
     fl.MOON: {"mu": [-0.1, nan], "temperature": [0.0], "max_models": [0]},
-    fl.FedProx: {"mu": [-1.0, nan]},
     fl.PropFair: {"base": [0.0], "epsilon": [0.0]},
-    fl.QFedAvg: {"q": [-0.1, nan, inf]},
     fl.SCAFFOLD: {"server_lr": [0.0], "weighting": ["Samples"]},
     fl.TERM: {"t": [0.0, -1.0, nan], "ema_rate": [0.0, 1.1], "reading": ["sum"]},
 }  # fmt: skip

@@ -47,10 +47,6 @@ def test_one_round_is_never_too_much(rule):
     rule().begin_fit(federation(1_000_000, cohort=100, columns=40_000_000))
 
 
-def test_a_short_window_needs_little():
-    FedFV(tau=3).begin_fit(federation(1_000_000, cohort=100))
-
-
 @pytest.mark.parametrize(("rounds", "rows"), [(3, 30), (1000, 7300), (None, 7300)])
 def test_the_history_makes_room_for_the_rows_that_the_rounds_bring(rounds, rows):
     rule = FedLF(max_history=7300)
