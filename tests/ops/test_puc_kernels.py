@@ -34,7 +34,7 @@ def test_weighted_means_of_kept_coordinates(call, m, n, dtype):
 @every
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("count_type", [torch.uint8, torch.int16, torch.int32], ids=str)
-@pytest.mark.parametrize("sizes", [(129, 0, 1, 3, 140_000, 70), (1,), (10, 0, 21), (32, 1), (33, 0, 66)], ids=str)
+@pytest.mark.parametrize("sizes", [(129, 0, 1, 3, 140_000, 70), (1,), (10, 0, 21), (32, 1), (33, 0, 66)], ids=sum)
 def test_tracking_equals_integer_arithmetic(call, sizes, dtype, count_type):
     offsets = offsets_of(sizes)
     n = int(offsets[-1])

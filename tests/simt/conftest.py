@@ -46,3 +46,9 @@ def simt(kernels, request):
     number = zlib.crc32(request.node.nodeid.encode())
     schedule = simt_library.SCHEDULES[number % len(simt_library.SCHEDULES)]
     return kernels.outputs(simt_library.ODD).schedule(schedule, number % 97)
+
+
+@pytest.fixture
+def call(simt):
+    """An implementation beside those of tests/ops, whose tests take it."""
+    return lambda op, *arguments: getattr(simt, op)(*arguments)

@@ -9,12 +9,6 @@ from ops import test_common_descent_kernel as every
 from fl_lightning.ops import _gram_problems as reference
 
 
-@pytest.fixture
-def call(simt):
-    """An implementation beside those of tests/ops."""
-    return lambda op, *arguments: getattr(simt, op)(*arguments)
-
-
 @pytest.mark.parametrize("given", [False, True], ids=["equal", "scaled"])
 @pytest.mark.parametrize("online", [1, 2, 4])
 def test_directions_are_those_of_the_vectors(call, online, given):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from implementations import DTYPES, offsets_of
+from ops import test_gram_kernels, test_min_norm_kernel
 from qp_cases import enumerate_supports, families, objective, relative_gap
 from simt_library import ALIGNED, ODD, generator
 
@@ -32,19 +33,25 @@ def test_project_conflicts_on_orthogonal_and_zero_rows(simt):
     got, want = simt.project_conflicts(gram, order, keep), _gram_problems.project_conflicts(gram, order, keep)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
     assert (got[:, [0, 1, 3, 4, 5], 2] == 0).all()
-    gram = torch.tensor([[[1.0, -1e-30, -1.0], [-1e-30, 0.0, 0.0], [-1.0, 0.0, 2.0]]], dtype=torch.float64)
-    coeff = simt.project_conflicts(gram, torch.arange(3), keep[:3])
-    torch.testing.assert_close(coeff[0, 0], torch.tensor([1.0, 0.0, 0.5], dtype=torch.float64))
 
 
-def test_project_conflicts_with_nan_and_bad_order(simt):
-    gram = torch.eye(3, dtype=torch.float64)[None].clone()
-    gram[0, 0, 1] = gram[0, 1, 0] = float("nan")
-    keep = torch.zeros(3, dtype=torch.bool)
-    coeff = simt.project_conflicts(gram, torch.arange(3), keep)[0]
-    assert coeff[0].isnan().any()
-    assert coeff[1].isnan().any()
+def test_project_conflicts_with_a_bad_order(simt):
+    gram, keep = torch.eye(3, dtype=torch.float64)[None], torch.zeros(3, dtype=torch.bool)
     assert simt.project_conflicts(gram, torch.tensor([0, 7, -1]), keep).isnan().all()
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        test_gram_kernels.test_projections_without_matrices_and_with_a_zero_update,
+        test_gram_kernels.test_a_nan_in_one_matrix_shows_there_and_nowhere_else,
+        test_gram_kernels.test_no_matrices_and_all_zeros,
+        test_min_norm_kernel.test_only_the_symmetric_part_counts,
+    ],
+    ids=lambda test: test.__name__.removeprefix("test_"),
+)
+def test_project_and_min_norm_as_every_implementation(call, test):
+    test(call)
 
 
 def judge(gram, lam, gap):
@@ -115,15 +122,6 @@ def test_min_norm_ties_fall_to_the_lowest_index(simt):
     assert simt.min_norm(torch.stack([one, 0 * one]))[0].tolist() == [[1, 0, 0, 0]] * 2
 
 
-def test_min_norm_marks_what_is_not_finite_and_solves_the_others(simt):
-    gram = torch.eye(3, dtype=torch.float64).repeat(3, 1, 1)
-    gram[1, 0, 2] = float("nan")
-    lam, gap = simt.min_norm(gram)
-    assert lam[1].isnan().all()
-    assert gap.isnan().tolist() == [False, True, False]
-    torch.testing.assert_close(lam[[0, 2]], torch.full((2, 3), 1 / 3, dtype=torch.float64))
-
-
 def test_min_norm_of_indefinite_matrices(simt):
     rows = np.random.default_rng(0).standard_normal((3, 20, 3)).astype(np.float32)
     gram = torch.from_numpy((rows @ rows.swapaxes(1, 2)).astype(np.float64))
@@ -140,13 +138,6 @@ def test_min_norm_of_indefinite_matrices(simt):
         np.testing.assert_allclose(gap, np.maximum(relative_gap(gram.numpy(), lam.numpy()), 0), rtol=1e-9, atol=1e-14)
         # The same attempts with the same ridges as on the processor.
         torch.testing.assert_close(lam, ops.min_norm(gram)[0], rtol=0, atol=1e-9)
-
-
-def test_min_norm_of_matrices_that_are_not_quite_symmetric(simt):
-    factors = torch.randint(-8, 9, (3, 5, 7), generator=generator(3)).double()
-    gram, apart = factors @ factors.mT, torch.randint(-1, 2, (3, 5, 5), generator=generator(4)).double()
-    for one, two in zip(simt.min_norm(gram + apart - apart.mT), simt.min_norm(gram), strict=True):
-        assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize("k", [74])
