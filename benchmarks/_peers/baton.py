@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import sys
+import threading
 from dataclasses import dataclass, replace
 from typing import IO
 
@@ -149,6 +150,7 @@ class Counted(nn.Module):
     """
 
     steps = 0
+    _lock = threading.Lock()
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -157,6 +159,7 @@ class Counted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The network's output."""
         if torch.is_grad_enabled():
-            Counted.steps += 1
+            with Counted._lock:  # some packages train clients in threads
+                Counted.steps += 1
         output: Tensor = self.network(x)
         return output

@@ -44,8 +44,9 @@ def races(folder: Path, present: tuple[Package, ...], executor: bool) -> list[Ra
     names = {package.name for package in present}
     pythons = {package.name: str(python_of(folder, package)) for package in PACKAGES}
 
-    def side(label: str, package: str, *arguments: str, launcher: tuple[str, ...] = ()) -> Side:
-        module = {OURS: "ours", HAND_WRITTEN: "hand_written", "a Trainer per client": "trainers"}.get(package, package)
+    def side(label: str, package: str, *arguments: str, launcher: tuple[str, ...] = (), module: str = "") -> Side:
+        own = {OURS: "ours", HAND_WRITTEN: "hand_written", "a Trainer per client": "trainers"}
+        module = module or own.get(package, package)
         python = pythons.get(package, sys.executable)
         return Side(label, (python, *launcher, "-m", f"benchmarks._peers.side_{module}", *arguments), package)
 
@@ -66,6 +67,8 @@ def races(folder: Path, present: tuple[Package, ...], executor: bool) -> list[Ra
         race(
             "one", "one thread", "fedavg",
             (loop, 1), (ours, 1), (side("pfl", "pfl"), 1), (side("FLGo", "flgo"), 1), (side("FedLab", "fedlab"), 1),
+            (side("BlazeFL", "blazefl"), 1),
+            (side(f"{HAND_WRITTEN}, BlazeFL's Python", "blazefl", module="hand_written"), 1),
             (side(trainers, trainers), 1),
         ),
         race("one-flower", "one thread, Flower", "fedavg", (loop, 1), (ours, 1), (side("Flower", "flwr"), 1)),
@@ -74,7 +77,10 @@ def races(folder: Path, present: tuple[Package, ...], executor: bool) -> list[Ra
             (halves, 1), (both, threads), (side("pfl, two threads", "pfl"), 2),
             (side("pfl, two processes", "pfl", "--workers", "2", launcher=run), 1),
             (side("FLGo, two threads", "flgo"), 2), (side("FLGo, two clients at a time", "flgo", "--workers", "2"), 1),
-            (side("FedLab, two threads", "fedlab"), 2), (side(f"{trainers}, two threads", trainers), 2),
+            (side("FedLab, two threads", "fedlab"), 2),
+            (side("BlazeFL, two clients at a time in threads", "blazefl", "--workers", "2"), 1),
+            (side("BlazeFL, two processes", "blazefl", "--workers", "2", "--processes"), 1),
+            (side(f"{trainers}, two threads", trainers), 2),
         ),
         race(
             "both-flower", "both cores, Flower", "fedavg",

@@ -91,6 +91,16 @@ def test_races_take_the_packages_that_are_there(tmp_path):
     assert all("fedfv" in one.command for one in fedfv.sides)
 
 
+def test_interpreters_that_do_not_run_count_as_absent(tmp_path, monkeypatch):
+    broken = tmp_path / "python9.9"
+    broken.write_text("#!/bin/sh\nexit 127\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    package = Package("new", ("new==1.0",), "import new", ("python9.9", "python9"))
+    reason = environments.prepare(tmp_path / "envs", package)
+    assert reason == "new needs one of python9.9, python9, and none of them runs here."
+
+
 @pytest.mark.slow
 def test_what_cannot_be_installed_is_said_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
