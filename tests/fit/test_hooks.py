@@ -5,17 +5,12 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
-from plain_loop import client_batches, evaluate, federate, sgd
-from support import Blobs, Classifier, blobs, federated_blobs, fresh, on_path, quiet_trainer, weights
+from plain_loop import assert_trained_to, client_batches, evaluate, federate, sgd
+from support import Blobs, Classifier, blobs, fit, fresh, on_path, train, weights
 from torch.utils.data import DataLoader, Dataset
 
 import fl_lightning as fl
 from fl_lightning.lightning.batches import ClientTask
-
-
-def strategy(**options):
-    return fl.FederatedStrategy(**{"clients_per_round": 3, "seed": 5, **options})
-
 
 # ---- hooks of the module and of callbacks
 
@@ -36,16 +31,11 @@ class Diary(Classifier):
 
 
 def test_module_hooks_see_every_local_batch_in_order():
-    module = fresh(Diary)
-    quiet_trainer(strategy(), 2).fit(module, federated_blobs())
-    expected = []
-    by_hand = federate(
-        fresh(), 2, lambda m, batches, index: expected.extend((i, y.tolist()) for i, (_, y) in enumerate(batches))
-    )
+    module, expected = train(fresh(Diary), 2).module, []
+    federate(fresh(), 2, lambda m, batches, index: expected.extend((i, y.tolist()) for i, (_, y) in enumerate(batches)))
     assert module.started == module.ended == expected
     assert len(module.outputs) == len(expected)
     assert torch.allclose(weights(module), weights(federate(fresh(), 2, sgd())), atol=1e-6, rtol=0)
-    assert not torch.equal(weights(module), weights(by_hand))
 
 
 def test_callback_hooks_see_one_client_and_the_global_model():
@@ -65,16 +55,15 @@ def test_callback_hooks_see_one_client_and_the_global_model():
             self.after.append(weights(pl_module))
             self.losses.append(float(outputs["loss"]))
 
-    server, module = Server(), fresh()
+    server = Server()
 
     class Bar(TQDMProgressBar):
         def on_train_batch_end(self, *_):
             """Counts clients, and may."""
 
-    trainer = quiet_trainer(strategy(), 2, callbacks=[Bar(), server], enable_progress_bar=True)
     words = "of Server are called"
     with pytest.warns(UserWarning, match=f"on_train_batch_end {words} once per client and round, not") as said:
-        trainer.fit(module, federated_blobs())
+        train(rounds=2, callbacks=[Bar(), server], enable_progress_bar=True)
     assert sum(words in str(warning.message) for warning in said) == 1
     assert len(server.tasks) == len(server.after) == 2 * 3
     loaders = client_batches()
@@ -87,8 +76,7 @@ def test_callback_hooks_see_one_client_and_the_global_model():
         assert torch.equal(server.after[place], server.at_start[place // 3])
     assert not torch.equal(server.at_start[0], server.at_start[1])
     # The loss of a client is the mean over the samples that it trained on.
-    diary = fresh(Diary)
-    quiet_trainer(strategy(), 2).fit(diary, federated_blobs())
+    diary = train(fresh(Diary), 2).module
     steps = list(zip(diary.started, diary.outputs, strict=True))
     for (task, _), found in zip(server.tasks, server.losses, strict=True):
         mine, steps = steps[: len(task)], steps[len(task) :]
@@ -101,10 +89,8 @@ def test_a_module_may_stop_a_clients_training_with_minus_one():
         def on_train_batch_start(self, batch, batch_idx):
             return -1 if batch_idx == 1 else None
 
-    module = fresh(Stops)
-    trainer = quiet_trainer(strategy(), 2)
-    trainer.fit(module, federated_blobs())
-    assert trainer.strategy.last_round.local_steps == 2 * 3
+    module, strategy, _ = train(fresh(Stops), 2)
+    assert strategy.last_round.local_steps == 2 * 3
     expected = federate(fresh(Stops), 2, sgd(), limit=lambda n: 1)
     assert torch.allclose(weights(module), weights(expected), atol=1e-6, rtol=0)
 
@@ -133,35 +119,25 @@ class TransferringClassifier(Transfers, Classifier):
     pass
 
 
-def moved(client):
-    return lambda module, batches, index: client(module, [((x + 1.0) * 2.0 - 3.0, y) for x, y in batches], index)
+def moved(x):
+    return (x + 1.0) * 2.0 - 3.0
 
 
 @pytest.mark.filterwarnings("ignore:You have overridden `.*batch.*`")
 @pytest.mark.parametrize(("where", "lean"), [("data", True), ("module", True), ("module", False)])
-def test_transfer_hooks_are_called(where, lean):
-    plain = TransferringBlobs() if where == "data" else Blobs()
-    data = fl.FederatedDataModule(plain, fl.data.Dirichlet(6, 1.0), seed=0)
-    module = fresh(Classifier if where == "data" else TransferringClassifier)
-    federated = strategy()
-    quiet_trainer(federated, **on_path(lean)).fit(module, data)
-    expected = federate(fresh(), 3, moved(sgd()))
-    assert torch.allclose(weights(module), weights(expected), atol=1e-6, rtol=0)
-    assert not torch.allclose(weights(module), weights(federate(fresh(), 3, sgd())), atol=1e-2)
-
-
-def test_transfer_hooks_are_called_where_losses_are_asked_for():
-    """A method that needs losses gets them of the batches that the module sees."""
-    data = fl.FederatedDataModule(TransferringBlobs(), fl.data.Dirichlet(6, 1.0), seed=0)
-    federated = strategy(algorithm=fl.algorithms.FedLF(), clients_per_round=6)
-    quiet_trainer(federated, 1).fit(fresh(), data)
-    module, loaders = fresh(), client_batches()
-    expected = []
-    for client in federated.last_round.client_ids:
+def test_transfer_hooks_are_called_also_where_losses_are_asked_for(where, lean):
+    kind, plain = (Classifier, TransferringBlobs) if where == "data" else (TransferringClassifier, Blobs)
+    data = fl.FederatedDataModule(plain(), fl.data.Dirichlet(6, 1.0), seed=0)
+    module = train(fresh(kind), data=data, **on_path(lean)).module
+    step = sgd()
+    expected = federate(fresh(), 3, lambda m, batches, index: step(m, [(moved(x), y) for x, y in batches], index))
+    assert_trained_to(module, expected)
+    record = train(fresh(kind), 1, data=data, algorithm=fl.algorithms.FedLF(), **on_path(lean)).strategy.last_round
+    untrained, loaders = fresh(), client_batches()
+    for client, loss in zip(record.client_ids, record.losses.tolist(), strict=True):
         x, y = (torch.cat(c) for c in zip(*(b for b, _ in loaders.batches(client, seed=None)), strict=True))
         with torch.no_grad():
-            expected.append(float(torch.nn.functional.cross_entropy(module((x + 1.0) * 2.0 - 3.0), y)))
-    assert federated.last_round.losses.tolist() == pytest.approx(expected, rel=1e-5)
+            assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(untrained(moved(x)), y)), rel=1e-5)
 
 
 class Samples(Dataset):
@@ -198,9 +174,7 @@ class Collated(L.LightningDataModule):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_collate_functions_and_workers_are_kept(workers):
     data = fl.FederatedDataModule(Collated(workers), fl.data.Dirichlet(6, 1.0), seed=0)
-    module, rounds = fresh(), 1 if workers else 3
-    trainer = quiet_trainer(strategy(), rounds)
-    trainer.fit(module, data)
-    expected = federate(fresh(), rounds, sgd())
-    assert torch.allclose(weights(module), weights(expected), atol=1e-6, rtol=0)
+    rounds = 1 if workers else 3
+    module, _, trainer = fit(rounds=rounds, data=data)
+    assert torch.allclose(weights(module), weights(federate(fresh(), rounds, sgd())), atol=1e-6, rtol=0)
     assert float(trainer.callback_metrics["val_loss"]) == pytest.approx(evaluate(module)[1][0], rel=1e-4)

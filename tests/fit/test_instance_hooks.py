@@ -6,7 +6,7 @@ import functools
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, LambdaCallback
-from support import Classifier, federated_blobs, fit, fresh, on_path, quiet_trainer, weights
+from support import Classifier, federated_blobs, fit, fresh, on_path, quiet_trainer, train, weights
 
 import fl_lightning as fl
 
@@ -49,7 +49,9 @@ def test_a_hook_on_a_callback_instance_does_not_run_in_a_worker():
     assert "LambdaCallback.on_after_backward" in done.strategy.executor_fallback
 
 
-@pytest.mark.parametrize("hook", ["on_after_backward", "on_train_batch_end", "optimizer_zero_grad"])
+@pytest.mark.parametrize(
+    "hook", ["on_after_backward", "on_train_batch_end", "optimizer_zero_grad", "on_after_batch_transfer"]
+)
 def test_module_hooks_wrapped_on_the_instance_run(hook):
     module, calls = fresh(), []
     own = getattr(module, hook)
@@ -60,21 +62,7 @@ def test_module_hooks_wrapped_on_the_instance_run(hook):
         return own(*args, **kwargs)
 
     setattr(module, hook, wrapper)
-    fit(module, rounds=1, local_steps=STEPS)
-    assert len(calls) == 3 * STEPS
-
-
-def test_transfer_hooks_wrapped_on_the_instance_run():
-    module, calls = fresh(), []
-    own = module.on_after_batch_transfer
-
-    @functools.wraps(own)
-    def wrapper(batch, dataloader_idx):
-        calls.append(dataloader_idx)
-        return own(batch, dataloader_idx)
-
-    module.on_after_batch_transfer = wrapper
-    fit(module, rounds=1, local_steps=STEPS, limit_val_batches=0)
+    train(module, rounds=1, local_steps=STEPS)
     assert len(calls) == 3 * STEPS
 
 
@@ -94,23 +82,17 @@ def test_what_a_subclass_of_the_strategy_does_in_a_step_is_done():
 # ---- self.log
 
 
-class LogsByItself(Classifier):
-    """Logs through a method of its own."""
-
-    def __init__(self):
-        super().__init__(log=True)
-        self.seen = {}
-
-    def log(self, name, value, *args, **kwargs):
-        self.seen.setdefault(name, []).append(value)
-        super().log(name, value, *args, **kwargs)
-
-
 @pytest.mark.parametrize("lean", [True, False])
 def test_a_log_method_of_the_modules_own_sees_every_call(lean):
-    module = fresh(LogsByItself)
-    fit(module, rounds=2, local_steps=STEPS, **on_path(lean))
-    assert len(module.seen["train_loss"]) == 2 * 3 * STEPS
+    seen = []
+
+    class LogsByItself(Classifier):
+        def log(self, name, value, *args, **kwargs):
+            seen.append(name)
+            super().log(name, value, *args, **kwargs)
+
+    train(fresh(LogsByItself, log=True), 2, local_steps=STEPS, **on_path(lean))
+    assert seen == ["train_loss"] * (2 * 3 * STEPS)
 
 
 @pytest.mark.parametrize(("lean", "executor"), [(True, None), (False, None), (True, fl.executors.Parallel(2))])

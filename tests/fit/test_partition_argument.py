@@ -21,29 +21,6 @@ def strategy(partition=PARTITION, **options):
     return fl.FederatedStrategy(**{"clients_per_round": 3, "seed": 5, "partition": partition, **options})
 
 
-class Library:
-    """Makes data and Trainer behind the scenes, as neuralforecast and scvi-tools do: users pass Trainer arguments."""
-
-    def __init__(self, give, **trainer_kwargs):
-        self.give, self.trainer_kwargs = give, trainer_kwargs
-
-    def fit(self):
-        self.model = fresh(OwnLoaders if self.give == "module" else Classifier)
-        self.trainer = quiet_trainer(max_epochs=3, **self.trainer_kwargs)
-        data = Blobs()
-        if self.give == "datamodule":
-            self.trainer.fit(self.model, datamodule=data)
-        elif self.give == "first argument":
-            self.trainer.fit(self.model, data)
-        elif self.give == "loaders":
-            self.trainer.fit(self.model, data.train_dataloader(), data.val_dataloader())
-        elif self.give == "list":
-            self.trainer.fit(self.model, data.train_dataloader(), [data.val_dataloader()])
-        else:
-            self.trainer.fit(self.model)
-        return self
-
-
 class OwnLoaders(Classifier):
     def setup(self, stage):
         self.data = Blobs()
@@ -55,25 +32,49 @@ class OwnLoaders(Classifier):
         return self.data.val_dataloader()
 
 
-def wrapped(**options):
-    """The same fit with data that is wrapped by hand."""
-    module = fresh()
-    trainer = quiet_trainer(strategy(None, **options), 3)
-    trainer.fit(module, fl.FederatedDataModule(Blobs(), PARTITION, seed=5))
+GIVEN = {
+    "datamodule": lambda data: {"datamodule": data},
+    "first argument": lambda data: {"train_dataloaders": data},
+    "loaders": lambda data: {"train_dataloaders": data.train_dataloader(), "val_dataloaders": data.val_dataloader()},
+    "list": lambda data: {"train_dataloaders": data.train_dataloader(), "val_dataloaders": [data.val_dataloader()]},
+    "module": lambda data: {},
+}
+
+
+def fitted(give):
+    """As neuralforecast and scvi-tools do behind the scenes: users pass Trainer arguments."""
+    module = fresh(OwnLoaders if give == "module" else Classifier)
+    trainer = quiet_trainer(strategy(), 3)
+    trainer.fit(module, **GIVEN[give](Blobs()))
     return module, trainer
 
 
-@pytest.mark.parametrize("give", ["datamodule", "first argument", "loaders", "list", "module"])
-def test_a_librarys_own_fit_is_federated(give):
-    done, (module, trainer) = Library(give, strategy=strategy()).fit(), wrapped()
-    assert torch.equal(weights(done.model), weights(module))
-    for name in ("val_loss", "val_acc"):
-        assert done.trainer.callback_metrics[name] == trainer.callback_metrics[name]
-    found, expected = done.trainer.strategy.last_evaluation, trainer.strategy.last_evaluation
+def wrapped(rounds=3, divide=lambda data: fl.FederatedDataModule(data, PARTITION, seed=5)):
+    """The same fit with data that is wrapped by hand."""
+    module, trainer = fresh(), quiet_trainer(strategy(None), rounds)
+    trainer.fit(module, divide(Blobs()))
+    return module, trainer
+
+
+def assert_same(one, two):
+    found, expected = one.strategy.last_evaluation, two.strategy.last_evaluation
+    assert found.sizes.tolist() == expected.sizes.tolist()
     assert found.values.keys() == expected.values.keys()
     assert all(torch.equal(found.values[name], expected.values[name]) for name in expected.values)
-    assert done.trainer.strategy.federated_data.num_clients == 6
-    assert trainer.strategy.federated_data is None
+
+
+@pytest.mark.parametrize("give", GIVEN)
+def test_a_librarys_own_fit_is_federated_and_so_are_its_tests(give):
+    (module, trainer), (expected, other) = fitted(give), wrapped()
+    assert torch.equal(weights(module), weights(expected))
+    for name in ("val_loss", "val_acc"):
+        assert trainer.callback_metrics[name] == other.callback_metrics[name]
+    assert_same(trainer, other)
+    assert trainer.strategy.federated_data.num_clients == 6
+    assert other.strategy.federated_data is None
+    found = trainer.test(module, Blobs().test_dataloader(), verbose=False)
+    assert found == other.test(expected, fl.FederatedDataModule(Blobs(), PARTITION, seed=5), verbose=False)
+    assert_same(trainer, other)
 
 
 def test_a_library_that_copies_its_arguments_and_counts_in_steps_is_federated():
@@ -86,11 +87,17 @@ def test_a_library_that_copies_its_arguments_and_counts_in_steps_is_federated():
     assert len(copied["strategy"].last_evaluation.sizes) == 6
 
 
-def test_the_trainer_has_its_own_data_before_and_after():
-    class Looks(Callback):
-        def on_train_start(self, trainer, pl_module):
-            self.seen = trainer.datamodule
+class Looks(Callback):
+    def on_train_start(self, trainer, pl_module):
+        self.seen = trainer.datamodule
 
+
+class Fails(Classifier):
+    def on_train_start(self):
+        raise RuntimeError("on purpose")
+
+
+def test_the_trainer_has_its_own_data_before_and_after_also_where_the_fit_fails():
     data, looks, module = Blobs(batch_size=8), Looks(), fresh()
     trainer = quiet_trainer(strategy(), 1, callbacks=[looks])
     trainer.fit(module, datamodule=data)
@@ -98,33 +105,13 @@ def test_the_trainer_has_its_own_data_before_and_after():
     assert looks.seen.batch_size == 8
     assert trainer.datamodule is data
     assert data.trainer is trainer
-    plain = quiet_trainer("auto", 1)
-    plain.fit(module, datamodule=data)
-    assert plain.datamodule is data
-
-
-def test_a_failed_fit_gives_the_data_back():
-    class Fails(Classifier):
-        def on_train_start(self):
-            raise RuntimeError("on purpose")
-
-    data = Blobs()
     trainer = quiet_trainer(strategy(), 1)
     with pytest.raises(RuntimeError, match="on purpose"):
         trainer.fit(fresh(Fails), datamodule=data)
     assert trainer.datamodule is data
-
-
-@pytest.mark.parametrize("give", ["datamodule", "loaders"])
-def test_tests_after_a_fit_keep_its_clients(give):
-    done, (module, trainer) = Library(give, strategy=strategy()).fit(), wrapped()
-    data = Blobs()
-    found = done.trainer.test(done.model, data.test_dataloader(), verbose=False)
-    expected = trainer.test(module, fl.FederatedDataModule(Blobs(), PARTITION, seed=5), verbose=False)
-    assert found == expected
-    record, other = done.trainer.strategy.last_evaluation, trainer.strategy.last_evaluation
-    assert record.sizes.tolist() == other.sizes.tolist()
-    assert torch.equal(record.values["test_acc"], other.values["test_acc"])
+    plain = quiet_trainer("auto", 1)
+    plain.fit(module, datamodule=data)
+    assert plain.datamodule is data
 
 
 def test_tests_without_a_fit_divide_a_data_module():
@@ -147,34 +134,12 @@ def test_loaders_without_known_training_data_are_evaluated_undivided():
 
 
 def test_a_function_may_make_the_federated_data():
-    def divide(data):
-        return fl.FederatedDataModule(data, PARTITION, holdout=0.25, seed=3)
-
-    module, other = fresh(), fresh()
-    trainer = quiet_trainer(strategy(divide), 2)
+    divide = partial(fl.FederatedDataModule, partition=PARTITION, holdout=0.25, seed=3)
+    module, trainer = fresh(), quiet_trainer(strategy(divide), 2)
     trainer.fit(module, Blobs().train_dataloader())
-    wrapped_trainer = quiet_trainer(strategy(None), 2)
-    wrapped_trainer.fit(other, divide(Blobs().train_dataloader()))
-    assert torch.equal(weights(module), weights(other))
-    assert trainer.callback_metrics["val_acc"] == wrapped_trainer.callback_metrics["val_acc"]
-
-
-def test_predictions_are_made_on_the_data_as_it_is():
-    done = Library("datamodule", strategy=strategy()).fit()
-    found = done.trainer.predict(done.model, Blobs().predict_dataloader())
-    expected = quiet_trainer("auto").predict(done.model, Blobs().predict_dataloader())
-    assert torch.equal(torch.cat(found), torch.cat(expected))
-
-
-def test_a_fit_resumes(tmp_path):
-    def run(rounds, ckpt_path=None):
-        module, trainer = fresh(), quiet_trainer(strategy(), rounds)
-        trainer.fit(module, Blobs().train_dataloader(), ckpt_path=ckpt_path)
-        trainer.save_checkpoint(tmp_path / f"{rounds}.ckpt")
-        return weights(module)
-
-    run(2)
-    assert torch.equal(run(4, tmp_path / "2.ckpt"), run(4))
+    expected, other = wrapped(2, lambda data: divide(data.train_dataloader()))
+    assert torch.equal(weights(module), weights(expected))
+    assert_same(trainer, other)
 
 
 def test_the_command_line_takes_a_partition():
@@ -196,38 +161,23 @@ class Stream(IterableDataset):
         return iter(blobs(20))
 
 
-def two_loaders():
-    return [DataLoader(blobs(20)), DataLoader(blobs(20))]
+DIVIDED = "partition must be left out of FederatedStrategy for data that is divided, found "
+REFUSED = {
+    "a stream": (DataLoader(Stream(), 4), None, PARTITION, "train_dataloaders must have a map-style dataset"),
+    "two": ([DataLoader(blobs(20))] * 2, None, PARTITION, "train_dataloaders must be one torch DataLoader, found list"),
+    "a dict": (DataLoader(blobs(20)), {"a": DataLoader(blobs(20))}, PARTITION, "val_dataloaders must be .* found dict"),
+    "divided data": (federated_blobs(), None, PARTITION, f"{DIVIDED}Fed"),
+    "divided loaders": (federated_blobs().train_dataloader(), None, PARTITION, f"{DIVIDED}ClientLoaders"),
+    "another function": (Blobs(), None, lambda data: Blobs(), "must return a FederatedDataModule, found Blobs"),
+    "no partition": (DataLoader(blobs(20)), None, None, r"fl\.FederatedDataModule\(.*FederatedStrategy\(partition="),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("train", "val", "message"),
-    [
-        (lambda: DataLoader(Stream(), 4), None, "train_dataloaders must have a map-style dataset"),
-        (two_loaders, None, "train_dataloaders must be one torch DataLoader, found list"),
-        (
-            lambda: DataLoader(blobs(20)),
-            lambda: {"a": DataLoader(blobs(20))},
-            "val_dataloaders must be one .* found dict",
-        ),
-        (federated_blobs, None, r"partition must be left out of FederatedStrategy for data that is divided, found Fed"),
-        (lambda: federated_blobs().train_dataloader(), None, "for data that is divided, found ClientLoaders"),
-    ],
-)
-def test_what_cannot_be_divided_is_refused(train, val, message):
-    trainer = quiet_trainer(strategy(), 1)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_divided_is_refused(name):
+    train, val, partition, message = REFUSED[name]
     with pytest.raises((TypeError, ValueError), match=message):
-        trainer.fit(fresh(), train(), None if val is None else val())
-
-
-def test_a_function_that_makes_something_else_is_refused():
-    with pytest.raises(TypeError, match="partition must return a FederatedDataModule, found Blobs"):
-        quiet_trainer(strategy(lambda data: Blobs()), 1).fit(fresh(), Blobs())
-
-
-def test_undivided_data_is_refused_with_both_ways_out():
-    with pytest.raises(TypeError, match=r"fl\.FederatedDataModule\(.*FederatedStrategy\(partition="):
-        quiet_trainer(strategy(None), 1).fit(fresh(), Blobs().train_dataloader())
+        quiet_trainer(strategy(partition), 1).fit(fresh(), train, val)
 
 
 def test_a_module_with_loaders_of_its_own_may_be_given_others():

@@ -7,9 +7,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
-from plain_loop import evaluate
 from resuming import differences
-from support import Blobs, federated_blobs, fresh, quiet_trainer, training_only, weights
+from support import federated_blobs, fit, fresh, quiet_trainer, training_only, weights
 
 import fl_lightning as fl
 from fl_lightning.fit.state_callback import FederatedState
@@ -111,7 +110,7 @@ def test_an_interrupted_fit_leaves_the_parameters_that_it_trains():
 class TrainedClients(Callback):
     """Which round trained how many clients; breaks off one validation if asked to."""
 
-    def __init__(self, breaks=False):
+    def __init__(self, breaks):
         self.rounds, self.breaks = [], breaks
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
@@ -123,58 +122,35 @@ class TrainedClients(Callback):
             raise RuntimeError("the machine caught fire")
 
 
-def whole_fit(rounds):
-    module = fresh()
-    quiet_trainer(strategy(algorithm=fl.algorithms.SCAFFOLD()), rounds).fit(module, federated_blobs())
-    return weights(module)
-
-
-@pytest.mark.parametrize("at_epoch_end", [True, False])
-def test_the_same_trainer_goes_on_from_a_checkpoint(tmp_path, at_epoch_end):
-    seen = TrainedClients()
-    saver = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=at_epoch_end)
-    trainer = quiet_trainer(
-        strategy(algorithm=fl.algorithms.SCAFFOLD()), 2, callbacks=[seen, saver], enable_checkpointing=True
-    )
-    module = fresh()
-    trainer.fit(module, federated_blobs())
-    trainer.fit_loop.max_epochs = 4
-    seen.rounds.clear()
-    trainer.fit(module, federated_blobs(), ckpt_path=tmp_path / "epoch=0.ckpt")
-    assert seen.rounds == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert torch.equal(weights(module), whole_fit(4))
-
-
 @pytest.mark.filterwarnings('ignore:.fit.ckpt_path="last". is set, but there is no last')
 @pytest.mark.filterwarnings("ignore:.*was called without a model")
-def test_the_same_trainer_goes_on_from_what_an_exception_left(tmp_path):
-    seen, saver = TrainedClients(breaks=True), OnExceptionCheckpoint(tmp_path)
-    trainer = quiet_trainer(
-        strategy(algorithm=fl.algorithms.SCAFFOLD()), 4, callbacks=[seen, saver], enable_checkpointing=True
-    )
-    module = fresh()
-    with pytest.raises(RuntimeError, match="caught fire"):
+@pytest.mark.parametrize("how", ["at the epoch's end", "after validation", "what an exception left"])
+def test_the_same_trainer_goes_on_from_a_checkpoint(tmp_path, how):
+    breaks = how == "what an exception left"
+    saver = OnExceptionCheckpoint(tmp_path) if breaks else ModelCheckpoint(
+        tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=how == "at the epoch's end"
+    )  # fmt: skip
+    seen, module, method = TrainedClients(breaks), fresh(), fl.algorithms.SCAFFOLD
+    trainer = quiet_trainer(strategy(algorithm=method()), 4, callbacks=[seen, saver], enable_checkpointing=True)
+    if breaks:
+        with pytest.raises(RuntimeError, match="caught fire"):
+            trainer.fit(module, federated_blobs())
         trainer.fit(module, federated_blobs())
-    trainer.fit(module, federated_blobs())
-    assert seen.rounds == [index for index in range(4) for _ in range(3)]
-    assert torch.equal(weights(module), whole_fit(4))
+        assert seen.rounds == [index for index in range(4) for _ in range(3)]
+    else:
+        trainer.fit_loop.max_epochs = 2
+        trainer.fit(module, federated_blobs())
+        trainer.fit_loop.max_epochs = 4
+        seen.rounds.clear()
+        trainer.fit(module, federated_blobs(), ckpt_path=tmp_path / "epoch=0.ckpt")
+        assert seen.rounds == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert torch.equal(weights(module), weights(fit(rounds=4, algorithm=method()).module))
 
 
 def test_a_round_without_a_server_step_is_an_error(monkeypatch):
     monkeypatch.setattr(FederatedEpochLoop, "done", property(lambda loop: loop.trainer.current_epoch == 1))
     with pytest.raises(RuntimeError, match=r"round 1 must train its clients before it ends, .*with a new Trainer"):
         quiet_trainer(strategy(), 2, limit_val_batches=0).fit(fresh(), federated_blobs())
-
-
-@pytest.mark.filterwarnings("ignore:Found .* in eval mode")
-def test_the_module_trains_without_federation_afterwards():
-    module = fresh()
-    quiet_trainer(strategy(), 2).fit(module, federated_blobs())
-    loss = evaluate(module)[1][0]
-    trainer = quiet_trainer("auto", 3)
-    trainer.fit(module, Blobs())
-    assert trainer.global_step == 3 * 24
-    assert evaluate(module)[1][0] < loss
 
 
 def test_every_trainer_has_its_own_precision_and_plugins(tmp_path):

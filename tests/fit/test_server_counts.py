@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose answers count at a server, in what, and what of it a restart remembers: answers are made here, by hand."""
 
+import math
 from dataclasses import replace
 
 import lightning as L
@@ -9,9 +10,8 @@ import torch
 from support import fresh, reload
 
 import fl_lightning as fl
-from fl_lightning.algorithms import AFL, FA, ClientRule, FairFed, FairReg, FedAvg, FedFa, FedMGDAPlus, QFedAvg
-from fl_lightning.core.seeding import derive_seed
-from fl_lightning.data import AllClients, Selection, UniformSampler
+from fl_lightning.algorithms import AFL, FA, ClientRule, FairFed, FairReg, FedAvg, FedFa, FedMGDAPlus, Needs, QFedAvg
+from fl_lightning.data import AllClients, Selection
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:client .* is left out of round", "ignore:round \\d+ (had|was left out)", "ignore:client 0 computes with"
@@ -28,6 +28,12 @@ class Looks(FedAvg):
     def aggregate(self, cohort):
         self.seen.append((cohort.client_ids, cohort.sizes.tolist(), cohort.num_samples))
         return super().aggregate(cohort)
+
+
+class Weighs(Looks):
+    """Needs losses, and learning rates."""
+
+    needs = Needs(losses=True, client_lr=True)
 
 
 class Fading(AllClients):
@@ -64,31 +70,29 @@ def answer(server, client, **fields):
 def answered(server, cohort=None, **of_one):
     """Everybody's answers, reversed; ``of_one`` are fields of client 2's."""
     cohort = server.open_round() if cohort is None else cohort
-    return {k: answer(server, k, **(of_one if k == 2 else {})) for k in reversed(cohort)}
+    answers = {k: answer(server, k) for k in reversed(cohort)}
+    return {**answers, 2: {**vars(answers[2]), **of_one}} if of_one else answers
 
 
 BUFFERS = {name: value.clone() for name, value in fresh(norm=True).named_buffers()}
-ODD = {
-    "another companion": {"companions": {"more": torch.zeros(156)}},
-    "another extra": {"extras": {"more": torch.zeros(3)}},
-    "no learning rate": {"client_lr": None},
-    "NaN": {"update": torch.full((156,), torch.nan)},
-    "no data": {"size": 0},
-    "another client": {"client_id": 1},
-    "another round": {"round": 3},
-    "another dtype": {"update": torch.zeros(156, dtype=torch.float64)},
-    "large": {"update": torch.full((156,), -2e30)},
-    "a large companion": {"companions": {"control": torch.full((156,), 2e30)}},
-    "complex extras": {"extras": {"more": torch.zeros(3, dtype=torch.complex64)}},
-    "a buffer of another dtype": {"buffers": {**BUFFERS, "net.1.running_mean": torch.zeros(8, dtype=torch.float64)}},
-    "other buffers": {"buffers": {}},
-}
+ODD = [
+    *({"size": value} for value in (0, 2**63, 10**13, 10**30)),
+    *({"loss": value} for value in (None, 10**400, math.nan)),
+    *({"train_loss": value} for value in (10**400, -1e308)),
+    *({"client_lr": value} for value in (None, math.nan, math.inf)),
+    *({"update": value} for value in (torch.full((156,), math.nan), torch.zeros(156, dtype=torch.float64))),
+    *({"update": value} for value in (torch.full((156,), -2e30), torch.full((156,), 1e31), torch.zeros(3))),
+    {"client_id": 1}, {"round": 3}, {"steps": 10**30}, {"extras": 3},
+    {"extras": {"more": torch.zeros(3)}}, {"extras": {"more": torch.zeros(3, dtype=torch.complex64)}},
+    {"companions": {"more": torch.zeros(156)}}, {"companions": {"control": torch.full((156,), 2e30)}},
+    {"buffers": {}}, {"buffers": {**BUFFERS, "net.1.running_mean": torch.zeros(8, dtype=torch.float64)}},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_an_odd_answer_counts_in_nothing(name):
-    server, other = introduced(made()), introduced(made())
-    record = server.close_round(answered(server, **ODD[name]))
+@pytest.mark.parametrize("fields", ODD, ids=lambda fields: str(fields)[:40])
+def test_an_odd_answer_counts_in_nothing(fields):
+    server, other = introduced(made(Weighs)), introduced(made(Weighs))
+    record = server.close_round(answered(server, **fields))
     answers = answered(other)
     del answers[2]
     expected = other.close_round(answers, {2: "nothing"})
@@ -103,7 +107,9 @@ def test_an_odd_answer_counts_in_nothing(name):
         assert torch.equal(one, two)
 
 
-def test_complex_extras_are_none_where_everybody_sends_them():
+def test_reasons_are_in_the_record():
+    server = made(Weighs)
+    assert server.close_round(answered(server, loss=None)).dropped == {2: "it sent no loss"}
     server = made()
     server.open_round()
     record = server.close_round({2: answer(server, 2, extras={"more": torch.zeros(3, dtype=torch.complex64)})})
@@ -217,15 +223,6 @@ def test_a_round_is_as_long_as_the_mean_visit(steps):
     assert server.message(1).rounds == 9
 
 
-def test_cohorts_are_those_of_the_seed():
-    server, alone = made(sampler=None, clients_per_round=2), UniformSampler()
-    for index in range(5):
-        cohort = server.open_round()
-        wanted = alone.select(index, 2, server.client_sizes, derive_seed(5, "sampler")).client_ids
-        assert cohort == tuple(map(int, wanted))
-        server.close_round({}, dict.fromkeys(cohort, "no reply"), silent=cohort)
-
-
 def test_who_drops_out_is_not_waited_for():
     server = introduced(made(sampler=Fading()))
     assert server.open_round() == (0, 1, 2)
@@ -326,13 +323,6 @@ def test_other_versions_of_a_state_are_refused():
         server.load_state_dict({**server.state_dict(), "version": 7})
 
 
-def test_who_sends_no_loss_is_left_out_of_a_method_that_weighs_by_it():
-    server = introduced(made(QFedAvg))
-    record = server.close_round(answered(server, loss=None))
-    assert record.dropped == {2: "it sent no loss"}
-    assert record.client_ids == (0, 1, 3)
-
-
 class Late(torch.nn.Module):
     def __init__(self, frozen=2.0):
         super().__init__()
@@ -375,15 +365,3 @@ class Refuses(ClientRule):
 def test_a_rule_refuses_a_server_s_module():
     with pytest.raises(ValueError, match="Classifier has 156 parameters"):
         made(client=Refuses())
-
-
-def test_buffers_of_a_server_are_those_that_were_asked_for():
-    found = {}
-    for buffers in ("mean", "largest"):
-        server = introduced(made(FedAvg, buffers=buffers))
-        answers = answered(server)
-        server.close_round(answers)
-        found[buffers] = server.module_state_dict()["net.1.running_mean"]
-        if buffers == "largest":
-            assert torch.equal(found[buffers], answers[3].buffers["net.1.running_mean"])
-    assert not torch.equal(found["mean"], found["largest"])

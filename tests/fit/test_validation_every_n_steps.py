@@ -4,7 +4,7 @@
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
-from support import federated_blobs, fit, fresh, quiet_trainer, weights
+from support import fit, weights
 
 import fl_lightning as fl
 
@@ -51,8 +51,3 @@ def test_early_stopping_sees_these_validations():
     stop = EarlyStopping("val_loss", patience=0, mode="max")
     done = fit(rounds=6, callbacks=[stop], **EVERY)
     assert done.trainer.current_epoch == 3
-
-
-def test_other_intervals_stay_refused():
-    with pytest.raises(ValueError, match="or check_val_every_n_epoch=None to validate after the round in which every"):
-        quiet_trainer(fl.FederatedStrategy(), 1, val_check_interval=4).fit(fresh(), federated_blobs())
