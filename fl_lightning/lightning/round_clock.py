@@ -115,13 +115,16 @@ class RoundClock:
         """Whether the visit ends with the present batch."""
         return bool(self._loop.batch_progress.is_last_batch)
 
-    def allows(self, steps: int, limit: int | None) -> bool:
-        """Whether a schedule may move on after this many steps of the visit, of ``limit`` that a round has."""
-        return limit is None or steps < limit or (steps == limit and self.is_last_batch)
+    @property
+    def is_in_mean_visit(self) -> bool:
+        """Whether a mean visit would have a batch after the present one, or this one ends the visit."""
+        mean = self.mean_visit
+        return mean is None or self.is_last_batch or self._loop.batch_progress.current.ready < mean.batches
 
     def end_step(self) -> None:
         """The visit has taken an optimizer step: schedulers move on, unless the round has no further tick."""
-        if self.allows(self.steps_taken, self._limit):
+        steps, limit = self.steps_taken, self._limit
+        if limit is None or steps < limit or (steps == limit and self.is_last_batch):
             self._step_schedulers("step")
 
     def end_batch(self) -> None:
