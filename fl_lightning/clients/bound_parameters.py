@@ -164,7 +164,7 @@ class BoundParameters:
 
     def bind(self, views: Sequence[Tensor]) -> None:
         """Points the parameters at views with their shapes, and forgets gradients."""
-        self.sync()
+        self.sync()  # or what hooks have assigned to parameters would be lost
         self._at_global = views is self.global_views
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.data = view

@@ -73,6 +73,7 @@ class BufferBank:
         for name, found in self._found.items():
             value, known = found.value.detach(), before.get(name)
             unchanged = name not in self.names and known is not None and same_numbers(value, known)
+            # No copy of what stays as it is: most teachers and caches never change.
             self._global[name] = known if unchanged and known is not None else value.clone()
             if known is not None and not unchanged:
                 self._moving.add(name)

@@ -154,7 +154,7 @@ class Closing:
                     blamed = {}
             for client, reason in blamed.items():
                 self.server.failures.drop(current, client, printable(reason))
-            if not blamed:
+            if not blamed:  # no answer fails alone: the same error again leaves the round out
                 refused = (Exception,)
 
     def _blamed(self, current: Round, accepted: Mapping[int, ClientMessage]) -> dict[int, str]:
@@ -170,7 +170,7 @@ class Closing:
 
     def _fill(self, current: Round, accepted: Mapping[int, ClientMessage]) -> None:
         """Writes the answers of these clients into the rows of the round, but for those that are left out."""
-        self.rows.begin_round()
+        self.rows.begin_round()  # an earlier try has moved rows to the front, and guards have changed them
         current.uploads.clear()
         for client in self.cohort:
             if client in accepted and client not in current.dropped:

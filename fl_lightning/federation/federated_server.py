@@ -179,10 +179,10 @@ class FederatedServer(RegisteredClients):
             asks=None if losses_at is None else partial(losses_of, losses_at),
         )  # fmt: skip
         closing = Closing(self._server, model, self.options.needs, self._rows, cohort, self._num_samples)
-        record, given = closing.closed(current, answers, why, silent)
+        record, accepted = closing.closed(current, answers, why, silent)
         model.merge(current.uploads, record.client_ids)
         self._loss_batch_factor = agreed_loss_batch_factor(self._loss_batch_factor, current.uploads, record.client_ids)
-        self._counts([given[client] for client in record.client_ids], self.round)
+        self._counts([accepted[client] for client in record.client_ids], self.round)
         self._selection = None
         self.round += 1
         self.last_round = altered(record, local_steps=self._local_steps, training_seconds=trained)

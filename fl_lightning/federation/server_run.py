@@ -114,7 +114,7 @@ class ServerRun:
             return None
         record = self._report.oriented(found)
         metrics, of_clients = self._report.numbers(record)
-        self._log(metrics | of_clients, round - 1)
+        self._log(metrics | of_clients, round - 1)  # under the last of these rounds, which count from 0
         self.trainer.evaluated(record)
         rank_zero_info(self._values(record, metrics))
         if stage == "test":

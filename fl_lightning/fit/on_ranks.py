@@ -51,7 +51,7 @@ def shared_work(
 ) -> Ranked:
     """Divides the columns among the ranks, if both halves of the method can work on a share of them."""
     total, rule = binding.theta.numel(), options.client_rule
-    if whole_rows_reason(options) is not None:
+    if whole_rows_reason(options) is not None:  # each rank has all columns, and what it notes is compared all the same
         return Ranked(ranks, Columns((0, total), note=agreement.note))
     columns = Columns(Columns.cut(total, ranks.size), ranks.rank, ranks.gather_parts, agreement.note)
     if not rule_state.in_columns(rule):
@@ -167,7 +167,7 @@ class Agreement:
 
     def note(self, numbers: Tensor) -> None:
         """Takes numbers that all ranks must come to in this round, such as a step's coefficients."""
-        self._noted = (31 * self._noted + checksum(numbers)) % 2**64
+        self._noted = (31 * self._noted + checksum(numbers)) % 2**64  # the order counts, too
 
     def compared(self, record: RoundRecord, sums: Mapping[str, int]) -> RoundRecord:
         """Makes sure that all ranks have come out of a round with the same model, by the same decisions.
