@@ -20,7 +20,7 @@ from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.client_batches import ClientBatches, LocalOptions
 from fl_lightning.clients.client_losses import ClientLosses
 from fl_lightning.clients.client_optimizers import ClientOptimizers, HandSetOptions
-from fl_lightning.clients.local_training import LocalTrainer, LossGradients
+from fl_lightning.clients.local_training import LocalTrainer
 from fl_lightning.clients.module_isolation import ModuleIsolation
 from fl_lightning.clients.schedules import Schedules
 from fl_lightning.clients.step_calls import ClientHooks, ModuleCalls
@@ -60,9 +60,8 @@ class ClientRunner:
         self.isolation = ModuleIsolation(self.module)  # of what the module has beside parameters and buffers
         self.batches = batches
         self._calls = ModuleCalls(trainer)
-        lean = self.full_path is None
-        gradients = LossGradients(self._calls, self.hooks, FastSGD(trainer.optimizers[0])) if lean else None
-        self.local = LocalTrainer(loop, self._calls, batches, rule, self.hooks, gradients)
+        optimizer = FastSGD(trainer.optimizers[0]) if self.full_path is None else None
+        self.local = LocalTrainer(loop, self._calls, batches, rule, self.hooks, optimizer)
         self.losses = ClientLosses(self._calls, batches, options.loss_batch_size)
         self.generators: list[Any] = []  # random generators that the training data keep for themselves
 
@@ -189,8 +188,8 @@ class ClientRunner:
         """The trainer's optimizers were replaced by others, which :attr:`optimizers` follows already."""
         trainer = self.trainer
         trainer.optimizers = list(trainer.optimizers)  # Lightning steps with wrappers that it makes of a new list
-        if self.local.gradients is not None:
-            self.local.gradients.optimizer.follow(trainer.optimizers[0])
+        if self.local.optimizer is not None:
+            self.local.optimizer.follow(trainer.optimizers[0])
 
     def expected_cost(self, task: ClientTask) -> int:
         """How long a client takes beside others: optimizer steps, or samples where it uploads a full gradient."""

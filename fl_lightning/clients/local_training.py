@@ -21,8 +21,8 @@ from fl_lightning.lightning.fast_sgd import FastSGD
 class LocalTrainer:
     """Takes a client's local steps: through every hook that Lightning runs for a batch, or without them.
 
-    Without hooks it does the same arithmetic. That is for fits in which nothing overrides them: ``gradients`` are given
-    there, and are ``None`` elsewhere. Where Lightning's hooks run, the strategy calls :class:`ClientHooks` in between.
+    Without hooks it does the same arithmetic. That is for fits in which nothing overrides them: ``optimizer`` is given
+    there, and is ``None`` elsewhere. Where Lightning's hooks run, the strategy calls :class:`ClientHooks` in between.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class LocalTrainer:
         batches: ClientBatches,
         rule: ClientRule,
         hooks: ClientHooks,
-        gradients: LossGradients | None,
+        optimizer: FastSGD | None,
     ) -> None:
         self._loop, self._clock, self._calls, self._batches = loop, loop.clock, calls, batches
-        self._rule, self._hooks, self.gradients = rule, hooks, gradients
+        self._rule, self._hooks, self.optimizer = rule, hooks, optimizer
         self.log: TrainingLog = loop.fast_log()  # in place of the module's ``log``
         self._automatic = calls.module.automatic_optimization
         self._passed = self.skipped = 0  # of the visit: batches in earlier passes; without a loss, if automatic
@@ -46,13 +46,13 @@ class LocalTrainer:
         hooks.work = work
         work.forward_context, work.own_loss, self._passed = self._calls.precision.train_step_context, self._own_loss, 0
         self._rule.begin_client(work)
-        self.log.install(None if self.gradients is None else "training_step")
+        self.log.install(None if self.optimizer is None else "training_step")
         if hooks.features is not None:
             hooks.features.install()
         losses: list[Tensor] = []
         sizes: list[int] = []
         done, clock, opens, self.skipped = 0, self._clock, True, 0
-        step = self._loop.local_step if self.gradients is None else partial(self._lean_step, self.gradients)
+        step = self._loop.local_step if self.optimizer is None else partial(self._lean_step, self.optimizer)
         try:
             for batch, size, hooks.index, ends_pass, is_last in self._batches.in_training(work.client_id, work.round):
                 place, self._passed = hooks.index % work.window, done - hooks.index
@@ -78,13 +78,19 @@ class LocalTrainer:
             raise ValueError(f"client {work.client_id} has no batch to train on ({work.num_samples} samples)")
         return _weighted_mean(losses, sizes) if losses else None
 
-    def _lean_step(self, gradients: LossGradients, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
+    def _lean_step(self, optimizer: FastSGD, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
         """Does what :meth:`FederatedEpochLoop.local_step` does, without hooks; no hook can ask the client to stop."""
-        batch, optimizer, loop = self._calls.to_device(batch), gradients.optimizer, self._loop
+        batch, loop, hooks = self._calls.to_device(batch), self._loop, self._hooks
         loop.expect(batch, size)
-        self._hooks.begin_batch(batch)
-        loss = gradients(batch, index)
-        self._hooks.before_optimizer_step()
+        hooks.begin_batch(batch)
+        loss = self._calls.training_loss(batch, index)
+        if loss is not None:
+            loss = hooks.add_loss_term(loss, batch)
+        optimizer.zero_grad()
+        if loss is not None:
+            torch.autograd.backward(loss)
+            loss = loss.detach()
+        hooks.before_optimizer_step()
         if loop.trainer.gradient_clip_val is not None:
             self._calls.module.clip_gradients(optimizer.wrapped)
         optimizer.step()
@@ -154,21 +160,3 @@ def _weighted_mean(losses: list[Tensor], sizes: list[int]) -> Tensor:
     wide = torch.stack(losses)
     wide = wide if wide.dtype.itemsize > 2 else wide.float()
     return (wide * torch.tensor(sizes, dtype=wide.dtype, device=wide.device)).sum() / sum(sizes)
-
-
-class LossGradients:
-    """Computes a batch's loss and its gradients as a loop written by hand does, for an optimizer."""
-
-    def __init__(self, calls: ModuleCalls, hooks: ClientHooks, optimizer: FastSGD) -> None:
-        self._calls, self._hooks, self.optimizer = calls, hooks, optimizer
-
-    def __call__(self, batch: Any, index: int) -> Tensor | None:
-        """The detached loss with the client rule's term; ``None``, and no gradients, if the module skips the batch."""
-        loss = self._calls.training_loss(batch, index)
-        if loss is not None:
-            loss = self._hooks.add_loss_term(loss, batch)
-        self.optimizer.zero_grad()  # as in Lightning: after the forward pass, and also where the batch is skipped
-        if loss is None:
-            return None
-        torch.autograd.backward(loss)
-        return loss.detach()

@@ -156,14 +156,9 @@ class FitLifecycle:
         return (self._carried or {}) if self._fit is None else self._fit.states()
 
     @property
-    def _start(self) -> RoundStart | None:
+    def start(self) -> RoundStart | None:
         """What the open round has found; ``None`` if none is open."""
         return None if self._fit is None else self._fit.start
-
-    def save_start(self, checkpoint: dict[str, Any]) -> None:
-        """In an open round: writes down what that has found of optimizers and schedulers."""
-        if self._start is not None:
-            self._start.save(checkpoint)
 
     @contextmanager
     def showing(self) -> Iterator[None]:
@@ -173,10 +168,6 @@ class FitLifecycle:
         fit = self._fit
         with self._binding.showing(self._binding.theta if fit is None else fit.shown(fit.saved_theta)):
             yield
-
-    def with_global_buffers(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The module's state dictionary with the buffers that an open round has found."""
-        return dict(state) if self._start is None else self._start.with_buffers(state)
 
     def finish(self) -> None:
         """All rounds are over: the module keeps the parameters that the method wants evaluated."""

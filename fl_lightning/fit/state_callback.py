@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from fl_lightning.fit.evaluation.evaluator import Evaluator
+from fl_lightning.fit.round_start import RoundStart
 from fl_lightning.lightning.checkpoint_io import STATE_KEY
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.lightning.round_progress import RoundProgress
@@ -23,8 +24,9 @@ class SavedFit(Protocol):
     def begin_round(self) -> None:
         """The first hook of a round is about to run."""
 
-    def save_start(self, checkpoint: dict[str, Any]) -> None:
-        """In an open round: writes down what that has found of optimizers and schedulers."""
+    @property
+    def start(self) -> RoundStart | None:
+        """What the open round has found; ``None`` if none is open."""
 
     def finish(self) -> None:
         """All rounds are over."""
@@ -68,7 +70,8 @@ class FederatedState(Callback):
         """In an open round, all is saved as it was when that began."""
         if self.progress.start is not None:
             checkpoint["loops"]["fit_loop"], checkpoint["global_step"] = self.progress.start, self.progress.steps_before
-            self._fit.save_start(checkpoint)
+            if self._fit.start is not None:
+                self._fit.start.save(checkpoint)
 
     # ---- where in the round we are; first in the list, so no hook of a round has run yet when it begins
 

@@ -247,7 +247,8 @@ class FederatedStrategy(ReadableStrategy):
         if not self._fits.is_bound:
             return super().lightning_module_state_dict()
         with self._fits.showing():
-            return self._fits.with_global_buffers(super().lightning_module_state_dict())
+            state, start = super().lightning_module_state_dict(), self._fits.start
+            return state if start is None else start.with_buffers(state)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Client optimizers are not part of the global state; their scheduled options (learning rate) are."""
