@@ -205,6 +205,7 @@ class ServerTrainer:
         self.last_evaluation: EvaluationRecord | None = None
         self.state = SimpleNamespace(fn=TrainerFn.FITTING)
         self.model, self.root_device, self.fit_description = server.module, server.module.device, server.fit_description
+        self.options = server.options
         self.strategy = self
 
     def call(self, hook: str, *args: Any) -> None:

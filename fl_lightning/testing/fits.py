@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from fl_lightning.algorithms import SCAFFOLD, ClientRule, FedAvg, ServerRule
+from fl_lightning.arguments import checked
 from fl_lightning.clients.base import CohortExecutor
 from fl_lightning.clients.parallel import Parallel
 from fl_lightning.data import Dirichlet, FederatedDataModule
@@ -21,7 +22,7 @@ from fl_lightning.federation.federated_client import FederatedClient
 from fl_lightning.federation.federated_server import FederatedServer
 from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer
-from fl_lightning.testing.requiring import DECLARE, SEEDED, require
+from fl_lightning.testing.requiring import DECLARE, SEEDED, refuse_other, require
 
 _CLIENTS, _ROUNDS = 4, 3
 _TRAINER: dict[str, Any] = {
@@ -31,6 +32,7 @@ _TRAINER: dict[str, Any] = {
 Method = ServerRule | ClientRule
 
 
+@checked()
 def check_client_rule(
     make: Callable[[], ServerRule | ClientRule],
     *,
@@ -52,6 +54,7 @@ def check_client_rule(
     Raises:
         AssertionError: two fits differ; the message says which, and what usually causes it.
     """
+    refuse_other(make, (ServerRule, ClientRule), "client rules or methods")
     fits = _Fits(make, module or _Classifier, data or _Blobs())
     plain = fits.weights()
     fits.same(plain, fits.weights(), "repeated", SEEDED)
@@ -64,6 +67,7 @@ def check_client_rule(
     fits.same(plain, fits.by_messages(), "with a server and clients that messages join", DECLARE)
 
 
+@checked()
 def check_executor(make: Callable[[], CohortExecutor]) -> None:
     """Checks that an executor gives the bits of clients in turn, twice, and that it reports a client that fails.
 
@@ -73,6 +77,7 @@ def check_executor(make: Callable[[], CohortExecutor]) -> None:
     Raises:
         AssertionError: weights differ, clients train in turn instead, or an error of a client's training is lost.
     """
+    refuse_other(make, (CohortExecutor,), "executors")
     name = type(make()).__name__
     for method in (FedAvg, SCAFFOLD):
         fits, executor = _Fits(method, _Classifier, _Blobs()), make()

@@ -6,12 +6,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fl_lightning.arguments import checked, shown
 from fl_lightning.data import Partition
 from fl_lightning.testing.requiring import SEEDED, require
 
 _SAMPLES, _CLASSES = 600, 10
 
 
+@checked()
 def check_partition(partition: Partition, labels: Tensor | None = None) -> None:
     """Checks that a partition deals every sample to one client, and the same way every time.
 
@@ -21,7 +23,10 @@ def check_partition(partition: Partition, labels: Tensor | None = None) -> None:
 
     Raises:
         AssertionError: it does not; the message says what is wrong.
+        ValueError: ``labels`` are no vector.
     """
+    if labels is not None and (labels.dim() != 1 or not len(labels)):
+        raise ValueError(f"labels must be a vector of one label or more, found {shown(labels)}")
     kind = type(partition).__name__
     name = f"split of {kind}"
     dice = torch.Generator().manual_seed(0)

@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a check raises."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fl_lightning.arguments import shown
+
 DECLARE = "declare all that it keeps with server_state, per_client or at_clients"
 SEEDED = "draw random numbers from torch.Generator().manual_seed(seed)"
 
@@ -9,3 +16,9 @@ def require(holds: bool, problem: str) -> None:
     """Raises AssertionError with what is wrong and what to write instead; ``python -O`` leaves out ``assert``."""
     if not holds:
         raise AssertionError(problem)
+
+
+def refuse_other(make: Callable[[], Any], kinds: tuple[type[Any], ...], words: str) -> None:
+    """Raises TypeError if a function makes something else; ``words`` say what it must make."""
+    if not isinstance(make(), kinds):
+        raise TypeError(f"make must be a class of {words} or a function that makes one, found {shown(make)}")

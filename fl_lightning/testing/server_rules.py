@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,11 +15,12 @@ from torch import Tensor
 
 from fl_lightning.algorithms import ServerRule
 from fl_lightning.algorithms.records import Federation
+from fl_lightning.arguments import checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage import rule_state
 from fl_lightning.core.updates import UpdateMatrix
-from fl_lightning.testing.requiring import DECLARE, require
+from fl_lightning.testing.requiring import DECLARE, refuse_other, require
 from fl_lightning.testing.sealed_rows import LEVELS, RefusedError, sealed
 
 _SIZES = (30, 12, 50)
@@ -64,11 +65,12 @@ class Subject:
         require(holds, f"{self.name} {problem}")
 
 
+@checked()
 def check_server_rule(
     make: Callable[[], ServerRule],
     *,
     prepare: Callable[[Cohort], Cohort] | None = None,
-    skip: Collection[str] = (),
+    skip: Sequence[str] = (),
 ) -> None:
     """Checks what every server rule must do, whatever it computes.
 
@@ -80,6 +82,7 @@ def check_server_rule(
 
     Raises:
         AssertionError: the rule breaks one; the message says how, and what to write instead.
+        TypeError: ``make`` makes something else.
         ValueError: a name in ``skip`` is unknown.
 
     Example::
@@ -87,6 +90,7 @@ def check_server_rule(
         def test_my_rule():
             fl.testing.check_server_rule(MyRule)
     """
+    refuse_other(make, (ServerRule,), "server rules")
     unknown = sorted({*skip} - {*SERVER_RULE_CHECKS})
     if unknown:
         raise ValueError(f"skip must name checks of {', '.join(SERVER_RULE_CHECKS)}, found {', '.join(unknown)}")

@@ -98,7 +98,9 @@ SKIPPED = {("QFedAvg", "scaling"), ("FedLF-few", "order")}
 @every_rule
 def test_every_rule_passes_the_public_checks(name, check):
     if (name, check) not in SKIPPED:
-        testing.check_server_rule(RULES[name], prepare=reported, skip={*testing.SERVER_RULE_CHECKS} - {check})
+        testing.check_server_rule(
+            RULES[name], prepare=reported, skip=[one for one in testing.SERVER_RULE_CHECKS if one != check]
+        )
 
 
 def control_rows(cohort):

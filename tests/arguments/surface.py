@@ -25,10 +25,11 @@ import public_api
 
 NO_ARGUMENTS = {
     "fl_lightning.FederatedStrategy.register_strategies", "fl_lightning.ClientError", "fl_lightning.Comparison",
+    "fl_lightning.Audit",
     "fl_lightning.guards.CannotGuardError", "fl_lightning.federation.nvflare.run_client",
 }  # fmt: skip
-"""What Lightning calls, exceptions, which take what exceptions take, what ``fl.compare`` returns, and what works in a
-process of NVFlare alone."""
+"""What Lightning calls, exceptions, which take what exceptions take, what ``fl.compare`` and ``fl.audit`` return, and
+what works in a process of NVFlare alone."""
 
 
 class Callee(NamedTuple):
@@ -139,12 +140,22 @@ def compared_module() -> fl.ClientModule:
     return fl.ClientModule(nn.Linear(2, 3), num_classes=3)
 
 
+def audited(seed: int) -> fl.report.FitRecord:
+    values = fl.report.ClientValues(1, "test", (0, 1), (3, 3), {"acc": (0.5, 0.7)}, {"acc": "max"})
+    return fl.report.FitRecord("FedAvg", seed, client_names=("a", "b"), client_sizes=(3, 3), evaluations=(values,))
+
+
 def own_arguments() -> dict[str, dict[str, Any]]:
     """Valid arguments of what needs others than the shared ones."""
     parameters, ones = [nn.Parameter(torch.zeros(3))], torch.ones(3, dtype=torch.int64)
     found: dict[str, dict[str, Any]] = {
         "algorithms.per_client": {"kind": int},
         "algorithms.server_state": {"start": 0.0},
+        "audit": {"records": [audited(seed) for seed in range(2)], "limits": {"mean": 0.1}},
+        "testing.check_client_rule": {"make": fl.algorithms.ClientRule},
+        "testing.check_executor": {"make": fl.executors.Sequential},
+        "testing.check_server_rule": {"make": fl.algorithms.FedAvg, "skip": (*fl.testing.SERVER_RULE_CHECKS,)},
+        "testing.check_partition": {"partition": fl.data.IID(2)},
         "compare": {
             "model": compared_module,
             "data": fl.FederatedDataModule(dataset(), fl.data.IID(2), val=dataset()),

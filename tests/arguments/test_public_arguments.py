@@ -58,6 +58,7 @@ ACCEPTED = {
         (r"LocalWork\((parameters|rates)$", "before the first step"),
         (r"(labels_of|Samples)\(dataset$", "no samples, no labels"),
         (r"label_counts\(parts$", "no clients, no rows"),
+        (r"check_server_rule\(skip$", "all checks"),
     ),
     "class": (
         (r"(ByKey\(keys|LoaderSettings\((collate_fn|worker_init_fn))$", "a function of a sample, or of samples"),

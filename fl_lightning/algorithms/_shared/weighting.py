@@ -88,8 +88,11 @@ def weighted_mean(cohort: Cohort, weights: Tensor) -> Tensor:
     """Linear combination ``[n]`` of the rows with weights ``[m]``, the same in all layers.
 
     Raises:
-        ValueError: it is not finite; the message names the clients whose rows are not.
+        ValueError: weights have another shape; or the mean is not finite, and the message names the clients whose rows
+            are not.
     """
+    if weights.shape != (len(cohort),):
+        raise ValueError(f"weights must have shape [{len(cohort)}], found {list(weights.shape)}")
     step = cohort.updates.combine(weights)
     if not isfinite(float(cohort.updates.norm_of(step))):
         require_finite(cohort.updates.norms().isfinite(), cohort)
