@@ -8,11 +8,11 @@ import lightning as L
 import pytest
 import torch
 from support import Classifier, federated_blobs, fit, fresh
-from test_federated_client import compare, message, one_client
+from test_federated_client import message, one_client
 from test_module_state import Gathers, inside, made, one_round
 
 import fl_lightning as fl
-from fl_lightning.algorithms import ClientReport, ClientRule, FedFa, FedLF
+from fl_lightning.algorithms import ClientReport, ClientRule, FedLF
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers
 from fl_lightning.core.storage.declared import at_clients
 from fl_lightning.core.storage.per_client import plain
@@ -105,10 +105,6 @@ def test_an_evaluation_that_fails_leaves_generators_as_others_do():
             client.evaluate(message(1))
         drawn.append(torch.rand(3))
     assert torch.equal(*drawn)
-
-
-def test_what_clients_send_besides_is_that_of_a_fit():
-    compare(FedFa)
 
 
 class AtEnd(Gathers):

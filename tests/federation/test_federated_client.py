@@ -53,7 +53,7 @@ def compare(method, module=Classifier, options=None, rounds=3, trainer=None, fol
     return inside, apart, records.rounds
 
 
-QUICK = ("FedAvg", "SCAFFOLD", "MOON", "Ditto", "FedLF", "FedMDFG")
+QUICK = ("FedAvg", "FedFa", "SCAFFOLD", "MOON", "Ditto", "FedLF", "FedMDFG")
 
 
 @pytest.mark.parametrize(
@@ -63,22 +63,24 @@ def test_every_method_gives_the_bits_of_a_fit(tmp_path, name):
     compare(ALGORITHMS[name], options={"norm": True, "dropout": 0.3}, folder=tmp_path)
 
 
+KEEP = {"client_optimizer_state": "keep"}
 CASES = {
-    "kept Adam": {"method": FedAvg, "options": {"optimizer": "Adam"}, "client_optimizer_state": "keep"},
-    "momentum kept": {"method": FedLF, "options": {"momentum": 0.9}, "client_optimizer_state": "keep"},
+    "kept Adam, local steps": {"method": FedAvg, "options": {"optimizer": "Adam"}, "local_steps": 5, **KEEP},
+    "kept momentum, double": {
+        "method": FedLF, "options": {"momentum": 0.9}, "trainer": {"precision": "64-true"}, **KEEP,
+    },
     "full gradients": {"method": FedLF, "full_gradients": True},
-    "local steps": {"method": FedAvg, "local_steps": 5},
-    "two epochs": {"method": SCAFFOLD, "local_epochs": 2},
-    "full path": {"method": MOON, "trainer": on_path(lean=False)},
-    "full path with SCAFFOLD": {"method": FedLF, "client": SCAFFOLD, "trainer": on_path(lean=False)},
+    "two epochs, limit": {"method": SCAFFOLD, "local_epochs": 2, "trainer": {"limit_train_batches": 2}},
+    "full path, global buffers": {
+        "method": MOON, "options": {"norm": True}, "buffers": "global", "trainer": on_path(lean=False),
+    },
+    "full path, a pair": {"method": FedLF, "client": SCAFFOLD, "trainer": on_path(lean=False)},
     "manual": {"method": FedAvg, "module": Manual},
-    "limit": {"method": FedAvg, "trainer": {"limit_train_batches": 2}},
-    "accumulated": {"method": FedDyn, "trainer": {"accumulate_grad_batches": 2}},
-    "double": {"method": FedLF, "trainer": {"precision": "64-true"}},
-    "largest buffers": {"method": FedAvg, "options": {"norm": True}, "buffers": "largest"},
-    "global buffers": {"method": MOON, "options": {"norm": True}, "buffers": "global"},
-    "FedLF with SCAFFOLD": {"method": FedLF, "client": SCAFFOLD},
-}
+    "accumulated, largest buffers": {
+        "method": FedDyn, "options": {"norm": True}, "buffers": "largest", "trainer": {"accumulate_grad_batches": 2},
+    },
+    "a pair": {"method": FedLF, "client": SCAFFOLD},
+}  # fmt: skip
 if find_spec("dp_accounting") is not None:
     CASES |= {
         "central privacy": {

@@ -225,59 +225,40 @@ def test_what_grows_without_end_begins_anew(monkeypatch):
     assert server.module.count == 18
 
 
-class More(Gathers):
-    """Has what the server has not."""
-
-    def __init__(self):
-        super().__init__()
-        self.more = []
-
-    def training_step(self, batch, batch_idx):
-        self.more.append(1)
-        return super().training_step(batch, batch_idx)
-
-
-@pytest.mark.filterwarnings("ignore:what training gathers in More goes to the server")
-def test_what_the_server_lacks_stays_and_is_named():
-    server, clients = made(Gathers)
-    clients[2] = one_client(More(), Samples(2), 2)
-    with pytest.warns(UserWarning, match="'more' is not among what the server's module has: it stays with them"):
-        record = one_round(server, clients)
-    assert record.client_ids == (0, 1, 2)
-    assert not hasattr(server.module, "more")
-
-
 class Refers(Gathers):
-    """Has attributes that are parts of the module."""
+    """Has attributes that are parts of the module, and a tuple in a list, whose class is of another file."""
 
     def __init__(self):
         super().__init__()
         self.register_buffer("mean", torch.zeros(1))
-        self.parts = []
+        self.parts, self.records, self.more = [], [Pair(0, [])], []
 
     def training_step(self, batch, batch_idx):
         self.parts = [self.w, self.mean, self.sizes]
+        self.records = [Pair(self.records[0].count + 1, [])]
+        self.more.append(1)
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.filterwarnings("ignore:what training gathers in Refers goes to the server")
-def test_parts_of_the_module_are_those_of_the_server_s():
-    server, clients = made(Refers)
-    one_round(server, clients)
-    module = server.module
-    assert list(map(id, module.parts)) == [id(module.w), id(module.mean), id(module.sizes)]
-
-
-class Holds(Gathers):
-    """Holds a tuple in a list, whose class is of another file than the module's."""
+class Less(Refers):
+    """Lacks something that the clients have."""
 
     def __init__(self):
         super().__init__()
-        self.records = [Pair(0, [])]
+        del self.more
 
-    def training_step(self, batch, batch_idx):
-        self.records = [Pair(self.records[0].count + 1, [])]
-        return super().training_step(batch, batch_idx)
+
+@pytest.mark.filterwarnings("ignore:what training gathers in (Less|Refers) goes to the server")
+def test_parts_and_tuples_are_the_servers_own_and_what_it_lacks_stays_and_is_named():
+    server, _ = made(Less)
+    clients = [one_client(Refers(), Samples(k), k) for k in range(3)]
+    with pytest.warns(UserWarning, match="'more' is not among what the server's module has: it stays with them"):
+        record = one_round(server, clients)
+    module = server.module
+    assert record.client_ids == (0, 1, 2)
+    assert list(map(id, module.parts)) == [id(module.w), id(module.mean), id(module.sizes)]
+    assert module.records[0].count == 3  # the largest client's
+    assert not hasattr(module, "more")
 
 
 class Sums(L.LightningModule):
@@ -295,12 +276,10 @@ class Sums(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
-@pytest.mark.filterwarnings("ignore:what training gathers in Holds goes to the server")
-def test_tuples_in_lists_and_metrics_alone_reach_the_server():
-    for make, found in ((Holds, lambda module: module.records[0].count), (Sums, lambda module: module.sizes.compute())):
-        server, clients = made(make)
-        one_round(server, clients)
-        assert found(server.module) == {Holds: 3, Sums: 44}[make]  # the largest client's; everybody's
+def test_metrics_alone_reach_the_server():
+    server, clients = made(Sums)
+    one_round(server, clients)
+    assert server.module.sizes.compute() == 44
 
 
 def test_a_restart_takes_the_place_of_what_there_was():

@@ -54,12 +54,10 @@ class Raises(Classifier):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize("method", [FedAvg, SCAFFOLD, Ditto])
-def test_a_client_that_raises_is_left_out_as_in_a_simulation(tmp_path, method):
-    inside = fit(
-        fresh(Raises), 3, data=federated_blobs(4), algorithm=method(), on_client_error="drop", clients_per_round=4
-    )
-    strategy, _ = federation(tmp_path, method, 3, Raises, **EVERYBODY)
+def test_a_client_that_raises_is_left_out_as_in_a_simulation(tmp_path):
+    options = {"clients_per_round": 4, "on_client_error": "drop"}
+    inside = fit(fresh(Raises), 3, data=federated_blobs(4), algorithm=SCAFFOLD(), **options)
+    strategy, _ = federation(tmp_path, SCAFFOLD, 3, Raises, **EVERYBODY)
     assert torch.equal(weights(strategy.model), weights(inside.module))
     assert strategy.records[1].dropped == {2: "LookupError: a broken sample"}
     assert [record.client_ids for record in strategy.records] == [(0, 1, 2, 3), (0, 1, 3), (0, 1, 2, 3)]

@@ -10,8 +10,7 @@ from plain_loop import client_batches
 from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer
 
 import fl_lightning as fl
-from fl_lightning.fit.loaders import EvaluationLoader, PredictionLoader
-from fl_lightning.lightning.batches import ClientBatch
+from fl_lightning.fit.loaders import EvaluationLoader
 
 
 class Several(Classifier):
@@ -59,18 +58,6 @@ def test_batches_may_be_fetched_ahead(batches, stage, monkeypatch):
     monkeypatch.setattr(EvaluationLoader, "__len__", no_length)
     assert_same(evaluate(fresh(), federated_blobs(), stage), expected)
     assert counted[0] == min(batches, len(fetched))  # they were ahead
-
-
-def test_the_first_batches_of_clients_fetched_ahead_within_a_fit(monkeypatch):
-    def fit():
-        strategy = fl.FederatedStrategy()
-        trainer = quiet_trainer(strategy, 2, num_sanity_val_steps=2, limit_val_batches=2)
-        trainer.fit(fresh(), federated_blobs())
-        return strategy.last_evaluation, {n: v for n, v in trainer.callback_metrics.items() if n != "fed/seconds"}
-
-    expected = fit()
-    monkeypatch.delattr(PredictionLoader, "__len__")
-    assert_same(fit(), expected)
 
 
 class Seeing(Several):
@@ -169,14 +156,3 @@ def test_prediction_on_divided_data_gets_plain_batches():
     batches = [b for client in range(len(loaders)) for b, _ in loaders.batches(client, seed=None)]
     with torch.no_grad():
         assert torch.equal(found, fresh().eval()(torch.cat([x for x, _ in batches])).argmax(1))
-
-
-def test_every_batch_says_where_in_its_clients_data_it_is():
-    loader = EvaluationLoader(client_batches("val"), 2)
-    batches = list(loader)
-    assert all(type(batch) is ClientBatch and batch.source is loader for batch in batches)
-    assert len(batches) == len(loader)
-    for client in range(6):
-        own = [batch for batch in batches if batch.client_id == client]
-        assert [batch.index for batch in own] == [0, 1][: len(own)]
-        assert [batch.num_samples for batch in own] == [len(batch.batch[0]) for batch in own]
