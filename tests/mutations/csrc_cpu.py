@@ -6,7 +6,7 @@ from mutations.change import In
 STREAMS, ROWS = "tests/ops/test_stream_kernels.py", "tests/ops/test_kernels.py"
 ROUNDING = f"{STREAMS} {ROWS} -k 'compiled and (test_stream or 16_bit or nan_of or rounded)'"
 PRODUCTS = f"{ROWS} -k 'compiled and not million and not 16_bit'"
-PUC = f"{STREAMS} tests/ops/test_puc.py tests/ops/test_puc_kernels.py -k compiled"
+PUC = f"{STREAMS} tests/ops/test_puc_kernels.py -k compiled"
 
 half = In("csrc/cpu/simd/half.h", ROUNDING)
 avx512 = In("csrc/cpu/simd/avx512.h", ROUNDING)

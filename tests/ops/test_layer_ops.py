@@ -67,36 +67,3 @@ def test_results_require_no_gradients_and_an_output_is_written_to_wherever_it_li
     assert ops.layer_combine(rows, OFFSETS, coeff, out) is out
     assert not out.requires_grad
     assert torch.equal(out, ops.layer_combine(rows, OFFSETS, coeff))
-
-
-ROWS = torch.ones(2, 8)
-OFF = torch.tensor([0, 3, 8])
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: ops.layer_gram(torch.ones(8), OFF), ValueError, "rows must have shape"),
-        (lambda: ops.layer_gram(torch.ones(0, 8), OFF), ValueError, "at least one row"),
-        (lambda: ops.layer_gram(ROWS.long(), OFF), TypeError, "rows must be float64, .* found torch.int64"),
-        (lambda: ops.layer_gram(ROWS.numpy(), OFF), TypeError, "rows must be a tensor"),
-        (lambda: ops.layer_gram(ROWS, [0, 3, 8]), TypeError, "offsets must be a tensor, found list"),
-        (lambda: ops.layer_gram(ROWS, OFF.int()), TypeError, "offsets must be int64"),
-        (lambda: ops.layer_gram(ROWS, OFF[None]), ValueError, "offsets must have shape"),
-        (lambda: ops.layer_gram(ROWS, OFF[:1]), ValueError, "at least two entries"),
-        (lambda: ops.layer_gram(ROWS, OFF.to("meta")), ValueError, "offsets must be on the CPU"),
-        (lambda: ops.layer_gram(ROWS, OFF + 1), ValueError, r"rise from 0 to n = 8 .* found \[1, 4, 9\]"),
-        (lambda: ops.layer_gram(ROWS, torch.tensor([0, 7])), ValueError, "rise from 0 to n = 8"),
-        (lambda: ops.layer_gram(ROWS, torch.tensor([0, 5, 3, 8])), ValueError, "without decreasing"),
-        (lambda: ops.layer_cross_gram(ROWS, torch.ones(2, 7), OFF), ValueError, r"others must have shape \[any, 8\]"),
-        (lambda: ops.layer_cross_gram(ROWS, ROWS.to("meta"), OFF), ValueError, "others must be on the rows' device"),
-        (lambda: ops.layer_dots(ROWS, torch.ones(7), OFF), ValueError, r"step must have shape \[8\]"),
-        (lambda: ops.layer_dots(ROWS, torch.ones(8).int(), OFF), TypeError, "step must be float64"),
-        (lambda: ops.layer_combine(ROWS, OFF, torch.ones(3, 2)), ValueError, r"coeff must have shape \[2, 2\]"),
-        (lambda: ops.layer_combine(ROWS, OFF, torch.ones(2, 2).to("meta")), ValueError, "coeff must be on the CPU or"),
-        (lambda: ops.layer_combine(ROWS, OFF, torch.ones(2, 2), torch.ones(9)), ValueError, "out must have shape"),
-    ],
-)
-def test_wrong_arguments_are_named(call, error, message):
-    with pytest.raises(error, match=message):
-        call()

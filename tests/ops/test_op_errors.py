@@ -101,6 +101,7 @@ def changed(op, index, change):
         (changed("puc_track", 3, lambda _: 255), r"participations must be in 0..254, found 255"),
         (changed("puc_combine", 1, lambda keep: keep.reshape(-1)), r"keep must have shape \[3, 2\]"),
         (changed("common_descent", 3, lambda weights: weights.bool()), "weights must be float64"),
+        (changed("trimmed_mean", 1, lambda _: 2), "trim must be below half of the 3 rows"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
@@ -111,7 +112,9 @@ def test_sizes_that_memory_safety_depends_on(call, case, message):
         call(op, *arguments)
 
 
-ROWS, OFFSETS = samples()["layer_gram"]
+ROWS, OFF = torch.ones(2, 8), torch.tensor([0, 3, 8])
+ROW, COUNTS, LAST = torch.ones(40), torch.zeros(40, dtype=torch.uint8), torch.tensor([0, 40])
+KEEP = torch.zeros(2, 2, dtype=torch.int32)
 
 
 def descent(online=2, zero_row=1e-8, zero_direction=1e-4, rounding=0.0, **options):
@@ -133,16 +136,49 @@ def projections(**changes):
         (lambda: projections(order=torch.arange(2).int()), TypeError, "order must be int64"),
         (lambda: projections(keep=torch.tensor([0, 1])), TypeError, "keep must be bool"),
         (lambda: projections(keep=torch.tensor([True])), ValueError, r"keep must have shape \[2\]"),
-        (
-            lambda: ops.layer_cross_gram(ROWS, ROWS, OFFSETS, torch.tensor([3])),
-            ValueError,
-            r"chosen must lie between 0 and 2, found \[3\]",
-        ),
+        (lambda: ops.layer_cross_gram(ROWS, ROWS, OFF, torch.tensor([3])), ValueError, r"between 0 and 1, found \[3\]"),
         (lambda: ops.min_norm(torch.ones(2, 0, 0).double()), ValueError, r"\[B, k, k\] with k >= 1, found \[2, 0, 0\]"),
         (lambda: descent(online=3), ValueError, "online must be an integer from 1 to 2, found 3"),
         (lambda: descent(scale=torch.ones(1, 2)), TypeError, "scale must be float64, found torch.float32"),
         (lambda: descent(weights=torch.ones(3).double()), ValueError, r"weights must have shape \[2\], found \[3\]"),
         (lambda: descent(rounding=-1e-9), ValueError, "rounding must be a finite number from 0 on, found -1e-09"),
+        (lambda: ops.layer_gram(torch.ones(8), OFF), ValueError, "rows must have shape"),
+        (lambda: ops.layer_gram(torch.ones(0, 8), OFF), ValueError, "at least one row"),
+        (lambda: ops.layer_gram(ROWS.long(), OFF), TypeError, "rows must be float64, .* found torch.int64"),
+        (lambda: ops.layer_gram(ROWS.numpy(), OFF), TypeError, "rows must be a tensor"),
+        (lambda: ops.layer_gram(ROWS, [0, 3, 8]), TypeError, "offsets must be a tensor, found list"),
+        (lambda: ops.layer_gram(ROWS, OFF.int()), TypeError, "offsets must be int64"),
+        (lambda: ops.layer_gram(ROWS, OFF[None]), ValueError, "offsets must have shape"),
+        (lambda: ops.layer_gram(ROWS, OFF[:1]), ValueError, "at least two entries"),
+        (lambda: ops.layer_gram(ROWS, OFF.to("meta")), ValueError, "offsets must be on the CPU"),
+        (lambda: ops.layer_gram(ROWS, OFF + 1), ValueError, r"rise from 0 to n = 8 .* found \[1, 4, 9\]"),
+        (lambda: ops.layer_gram(ROWS, torch.tensor([0, 7])), ValueError, "rise from 0 to n = 8"),
+        (lambda: ops.layer_gram(ROWS, torch.tensor([0, 5, 3, 8])), ValueError, "without decreasing"),
+        (lambda: ops.layer_cross_gram(ROWS, torch.ones(2, 7), OFF), ValueError, r"others must have shape \[any, 8\]"),
+        (lambda: ops.layer_cross_gram(ROWS, ROWS.to("meta"), OFF), ValueError, "others must be on the rows' device"),
+        (lambda: ops.layer_dots(ROWS, torch.ones(7), OFF), ValueError, r"step must have shape \[8\]"),
+        (lambda: ops.layer_dots(ROWS, torch.ones(8).int(), OFF), TypeError, "step must be float64"),
+        (lambda: ops.layer_combine(ROWS, OFF, torch.ones(3, 2)), ValueError, r"coeff must have shape \[2, 2\]"),
+        (lambda: ops.layer_combine(ROWS, OFF, torch.ones(2, 2).to("meta")), ValueError, "coeff must be on the CPU or"),
+        (lambda: ops.layer_combine(ROWS, OFF, torch.ones(2, 2), torch.ones(9)), ValueError, "out must have shape"),
+        (lambda: ops.puc_track(ROW[None], COUNTS, 0, 0, LAST), ValueError, "row must have shape"),
+        (lambda: ops.puc_track(ROW, COUNTS[:3], 0, 0, LAST), ValueError, r"counts must have shape \[40\]"),
+        (lambda: ops.puc_track(ROW, COUNTS.long(), 0, 0, LAST), TypeError, "counts must be uint8 or int16 or int32"),
+        (lambda: ops.puc_track(ROW, COUNTS.to("meta"), 0, 0, LAST), ValueError, "counts must be on the row's device"),
+        (lambda: ops.puc_track(ROW, COUNTS, -1, 0, LAST), ValueError, "threshold must be an integer from 0 on"),
+        (lambda: ops.puc_track(ROW, COUNTS, 0, -1, LAST), ValueError, r"participations must be an integer from 0 on"),
+        (lambda: ops.puc_track(ROW, COUNTS, 0, 255, LAST), ValueError, r"participations must be in 0..254"),
+        (lambda: ops.puc_track(ROW, COUNTS, 0, 0, torch.tensor([0, 39])), ValueError, "rise from 0 to n = 40"),
+        (lambda: ops.puc_combine(torch.ones(2, 40), KEEP[:, :1], torch.ones(2)), ValueError, r"shape \[2, 2\]"),
+        (lambda: ops.puc_combine(torch.ones(2, 40), KEEP.long(), torch.ones(2)), TypeError, "keep must be int32"),
+        (lambda: ops.puc_combine(torch.ones(2, 40), KEEP, torch.ones(3)), ValueError, "weights must have shape"),
+        (lambda: ops.puc_combine(torch.ones(2, 40), KEEP, torch.zeros(2)), ValueError, "weights must be positive"),
+        (lambda: ops.trimmed_mean(torch.ones(4, 3), 2), ValueError, "trim must be below half of the 4 rows, found 2"),
+        (lambda: ops.trimmed_mean(torch.ones(5, 3), 3), ValueError, "trim must be below half of the 5 rows, found 3"),
+        (lambda: ops.trimmed_mean(torch.ones(5, 3), -1), ValueError, "trim must be an integer from 0 on, found -1"),
+        (lambda: ops.trimmed_mean(torch.ones(5, 3), 1.0), TypeError, "trim must be an integer"),
+        (lambda: ops.trimmed_mean(torch.ones(0, 3), 0), ValueError, "rows must have at least one row"),
+        (lambda: ops.trimmed_mean(torch.ones(3, 2, dtype=torch.int64), 0), TypeError, "rows must be"),
     ],
 )
 def test_public_functions_name_the_argument(call, error, message):

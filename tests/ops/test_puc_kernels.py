@@ -51,3 +51,13 @@ def test_tracking_equals_integer_arithmetic(call, sizes, dtype, count_type):
         kept = torch.where(keep, row.double(), 0.0).square()
         want = torch.stack([kept[a:b].sum() for a, b in pairwise(offsets.tolist())])
         torch.testing.assert_close(squares, want, rtol=1e-12, atol=0, equal_nan=True)
+
+
+@every
+def test_zero_is_an_increase_and_nan_is_not(call):
+    """Read by Python's integers: the first coordinate is the lowest bit."""
+    row, counts = torch.tensor([0.0, -0.0, float("nan"), -1.0, 1.0]), torch.zeros(5, dtype=torch.int16)
+    words, norms = call("puc_track", row, counts, 1, 1, torch.tensor([0, 5]))
+    assert counts.tolist() == [1, 1, 0, 1, 0]
+    assert words.tolist() == [0b10100]  # no past increase, one past decrease
+    assert norms.isnan().all()

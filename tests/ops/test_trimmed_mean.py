@@ -3,9 +3,7 @@
 
 import pytest
 import torch
-from implementations import DTYPES, EXTENSION, REFERENCE, compiled, every, gaussian
-
-from fl_lightning import ops
+from implementations import DTYPES, REFERENCE, compiled, every, gaussian
 
 
 def by_hand(rows, trim):
@@ -72,25 +70,3 @@ def test_a_column_does_not_depend_on_the_others(call, m):
     parts = [call("trimmed_mean", rows[:, a:b].contiguous(), m // 5) for a, b in ((0, 1), (1, 333), (333, 700))]
     assert torch.equal(torch.cat(parts), whole)
     torch.testing.assert_close(whole, REFERENCE("trimmed_mean", rows, m // 5))
-
-
-@pytest.mark.parametrize(
-    ("rows", "trim", "error", "words"),
-    [
-        (torch.ones(4, 3), 2, ValueError, "trim must be below half of the 4 rows, found 2"),
-        (torch.ones(5, 3), 3, ValueError, "trim must be below half of the 5 rows, found 3"),
-        (torch.ones(5, 3), -1, ValueError, "trim must be an integer from 0 on, found -1"),
-        (torch.ones(5, 3), 1.0, TypeError, "trim must be an integer"),
-        (torch.ones(0, 3), 0, ValueError, "rows must have at least one row"),
-        (torch.ones(3, 2, dtype=torch.int64), 0, TypeError, "rows must be"),
-    ],
-)
-def test_errors(rows, trim, error, words):
-    with pytest.raises(error, match=words):
-        ops.trimmed_mean(rows, trim)
-
-
-@pytest.mark.skipif(EXTENSION is None, reason="no compiled kernels")
-def test_the_kernel_guards_its_memory():
-    with pytest.raises((ValueError, RuntimeError), match="trim must be below half of the 4 rows"):
-        torch.ops.fl_lightning.trimmed_mean(torch.ones(4, 3), 2)
