@@ -126,7 +126,8 @@ class ModuleIsolation:
                 if evaluate:
                     module.eval()
                 yield
-                self._refuse_changed_data(self.snapshot.changed())
+            self._changed = self.snapshot.changed()
+            self._refuse_changed_data(self._changed)
         finally:
             self.restore()
 

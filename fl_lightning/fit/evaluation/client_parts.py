@@ -14,8 +14,7 @@ from fl_lightning.core.modules import submodules
 from fl_lightning.lightning.logged_values import ClientLogs, LoggedRow
 from fl_lightning.lightning.metric_state import MetricDelta, last_value, updates_of
 from fl_lightning.lightning.module.changes import read, written
-from fl_lightning.lightning.module.contents import Added
-from fl_lightning.lightning.module.objects import Object, means_the_same
+from fl_lightning.lightning.module.objects import Added, Object, means_the_same
 from fl_lightning.lightning.module.snapshot import ModuleSnapshot
 from fl_lightning.lightning.names import LightningModule
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.lightning.metric_state import MetricDelta, defaults_of
-from fl_lightning.lightning.module.contents import GENERATOR, Added, is_equal
-from fl_lightning.lightning.module.objects import NAMED, Bound, Object
+from fl_lightning.lightning.module.contents import GENERATOR, is_equal
+from fl_lightning.lightning.module.objects import NAMED, Added, Bound, Object
 from fl_lightning.lightning.module.plain_values import NO_LIMITS, Limits, Reader, UnwritableError, Writer, is_own_name
 from fl_lightning.lightning.module.snapshot import Snapshot
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in tensors, arrays, random generators and containers: read, compared, written back in place."""
+"""What is in tensors, arrays and random generators: read, compared, written back in place."""
 
 from __future__ import annotations
 
 import enum
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import is_
@@ -128,96 +127,3 @@ BYTES = Kind(lambda value: value[:], lambda value, content: bool(value == conten
 GENERATOR = Kind(generator_state, _same_draws, put_generator_state)
 OF_DATA = Kind(_mark, lambda value, mark: _mark(value) == mark, lambda value, mark: None)
 """What only a data set leads to: it is too large to be copied."""
-
-
-# ---- containers
-
-
-class Added(NamedTuple):
-    """Items that were added to a list or a deque."""
-
-    items: list[Any]
-
-
-def same_entries(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
-    """Whether keys and values are the same objects in the same order."""
-    return len(now) == len(then) and all(map(is_, now, then)) and all(map(is_, now.values(), then.values()))
-
-
-def _items(value: Any) -> Any:
-    if isinstance(value, dict):
-        return dict(value.items())
-    return set(value) if isinstance(value, set) else list(value)
-
-
-def _same_items(value: Any, content: Any) -> bool:
-    if isinstance(value, dict):
-        return same_entries(value, content)
-    if isinstance(value, set):
-        return bool(value == content)
-    return len(value) == len(content) and all(map(is_, value, content))
-
-
-def _put_items(value: Any, content: Any) -> None:
-    value.clear()
-    if isinstance(value, (dict, set)):
-        value.update(content)
-    else:
-        value.extend(content)
-
-
-def _change_of_items(value: Any, then: Any, now: Any) -> Any:
-    if isinstance(value, (list, deque)):
-        full = isinstance(value, deque) and len(now) == value.maxlen  # the first items may have fallen out
-        for dropped in range(len(then) + 1 if full else 1):
-            rest = then[dropped:]
-            if len(rest) <= len(now) and all(map(is_, rest, now)):
-                return Added(now[len(rest) :])
-    return now
-
-
-def _parts_of_items(content: Any) -> Iterable[Step]:
-    if not isinstance(content, dict):
-        return numbered(content)
-    keys = [(f"<{place}>", key) for place, key in enumerate(content)]  # numbers may be ids of this process
-    return keys + [(f"[{k if isinstance(k, str) else at}]", v) for at, (k, v) in enumerate(content.items())]
-
-
-ITEMS = Kind(_items, _same_items, _put_items, _parts_of_items, _change_of_items)
-
-
-def _same_tables(tables: Any, content: Any) -> bool:
-    filled = sum(map(bool, tables.values())) if content else any(tables.values())
-    return bool(filled == len(content) and all(same_entries(tables[at], then) for at, then in content.items()))
-
-
-def _put_tables(tables: Any, content: Any) -> None:
-    for at, table in tables.items():
-        table.clear()
-        table.update(content.get(at, {}))
-
-
-TABLES = Kind(
-    lambda tables: {at: dict(table) for at, table in tables.items() if table}, _same_tables, _put_tables,
-    lambda content: [(at + step, part) for at, table in content.items() for step, part in numbered(table.values())],
-)  # fmt: skip
-"""Dictionaries of torch's: submodules, buffers, hooks."""
-
-
-def _parameter_hooks(parameters: Any) -> dict[str, dict[Any, Any]]:
-    keys = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    found = {f"{name}.{key}": getattr(parameter, key) for name, parameter in parameters.items() for key in keys}
-    return {at: hooks for at, hooks in found.items() if hooks is not None}
-
-
-def _same_hooks(parameters: Any, content: Any) -> bool:
-    if not content and not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters.values()):
-        return True
-    return _same_tables(_parameter_hooks(parameters), content)
-
-
-PARAMETER_HOOKS = Kind(
-    lambda parameters: TABLES.read(_parameter_hooks(parameters)), _same_hooks,
-    lambda parameters, content: _put_tables(_parameter_hooks(parameters), content), TABLES.parts,
-)  # fmt: skip
-"""Hooks on gradients; a parameter has no dictionary before the first."""

@@ -1,49 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects and what they held at a moment: compared, put back in place, changed to what others hold; and which."""
+"""Mutable objects and what they held at a moment: compared, put back in place, and changed to what others hold."""
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from operator import is_
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType
+from types import MemberDescriptorType
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.amp import GradScaler
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch import nn
 
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.lightning.metric_state import beside_states
-from fl_lightning.lightning.module.contents import (
-    ARRAY,
-    BYTES,
-    GENERATOR,
-    ITEMS,
-    NUMBERS,
-    OF_DATA,
-    PARAMETER_HOOKS,
-    TABLES,
-    Added,
-    Kind,
-    Step,
-    is_equal,
-    same_entries,
-)  # fmt: skip
-from fl_lightning.lightning.module.generators import GENERATORS
-from fl_lightning.lightning.names import (
-    Callback,
-    LightningDataModule,
-    LightningModule,
-    Logger,
-    SingleDeviceStrategy,
-    Trainer,
-)
+from fl_lightning.lightning.module.contents import OF_DATA, Kind, Step, is_equal, numbered
+from fl_lightning.lightning.names import LightningModule
 
 FRAMEWORK = frozenset((*vars(nn.Module()), *vars(LightningModule()), "_hparams_initial"))
 """Attributes of modules that belong to torch and Lightning."""
@@ -60,6 +31,12 @@ class Bound(NamedTuple):
 
     values: dict[str, Any]
     gone: list[str]
+
+
+class Added(NamedTuple):
+    """Items that were added to a list or a deque."""
+
+    items: list[Any]
 
 
 class Object:
@@ -188,6 +165,89 @@ MODULES = (MODULE, LIGHTNING_MODULE)
 NAMED = (ATTRIBUTES, METRIC, *MODULES)
 """Kinds of objects whose changes are :class:`Bound`."""
 
+# ---- containers
+
+
+def _items(value: Any) -> Any:
+    if isinstance(value, dict):
+        return dict(value.items())
+    return set(value) if isinstance(value, set) else list(value)
+
+
+def _same_items(value: Any, content: Any) -> bool:
+    if isinstance(value, dict):
+        return same_entries(value, content)
+    if isinstance(value, set):
+        return bool(value == content)
+    return len(value) == len(content) and all(map(is_, value, content))
+
+
+def _put_items(value: Any, content: Any) -> None:
+    value.clear()
+    if isinstance(value, (dict, set)):
+        value.update(content)
+    else:
+        value.extend(content)
+
+
+def _change_of_items(value: Any, then: Any, now: Any) -> Any:
+    if isinstance(value, (list, deque)):
+        full = isinstance(value, deque) and len(now) == value.maxlen  # the first items may have fallen out
+        for dropped in range(len(then) + 1 if full else 1):
+            rest = then[dropped:]
+            if len(rest) <= len(now) and all(map(is_, rest, now)):
+                return Added(now[len(rest) :])
+    return now
+
+
+def _parts_of_items(content: Any) -> Iterable[Step]:
+    if not isinstance(content, dict):
+        return numbered(content)
+    keys = [(f"<{place}>", key) for place, key in enumerate(content)]  # numbers may be ids of this process
+    return keys + [(f"[{k if isinstance(k, str) else at}]", v) for at, (k, v) in enumerate(content.items())]
+
+
+ITEMS = Kind(_items, _same_items, _put_items, _parts_of_items, _change_of_items)
+
+
+def _same_tables(tables: Any, content: Any) -> bool:
+    filled = sum(map(bool, tables.values())) if content else any(tables.values())
+    return bool(filled == len(content) and all(same_entries(tables[at], then) for at, then in content.items()))
+
+
+def _put_tables(tables: Any, content: Any) -> None:
+    for at, table in tables.items():
+        table.clear()
+        table.update(content.get(at, {}))
+
+
+TABLES = Kind(
+    lambda tables: {at: dict(table) for at, table in tables.items() if table}, _same_tables, _put_tables,
+    lambda content: [(at + step, part) for at, table in content.items() for step, part in numbered(table.values())],
+)  # fmt: skip
+"""Dictionaries of torch's: submodules, buffers, hooks."""
+
+
+def _parameter_hooks(parameters: Any) -> dict[str, dict[Any, Any]]:
+    keys = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    found = {f"{name}.{key}": getattr(parameter, key) for name, parameter in parameters.items() for key in keys}
+    return {at: hooks for at, hooks in found.items() if hooks is not None}
+
+
+def _same_hooks(parameters: Any, content: Any) -> bool:
+    if not content and not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters.values()):
+        return True
+    return _same_tables(_parameter_hooks(parameters), content)
+
+
+PARAMETER_HOOKS = Kind(
+    lambda parameters: TABLES.read(_parameter_hooks(parameters)), _same_hooks,
+    lambda parameters, content: _put_tables(_parameter_hooks(parameters), content), TABLES.parts,
+)  # fmt: skip
+"""Hooks on gradients; a parameter has no dictionary before the first."""
+
+# ---- all kinds
+
 
 def means_the_same(found: Object) -> bool:
     """Whether attributes were only bound to other objects with the same contents, as caches are."""
@@ -195,6 +255,11 @@ def means_the_same(found: Object) -> bool:
     if not isinstance(change, Bound) or change.gone:
         return False
     return all(is_equal(value, found.content.get(name, found)) for name, value in change.values.items())
+
+
+def same_entries(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
+    """Whether keys and values are the same objects in the same order."""
+    return len(now) == len(then) and all(map(is_, now, then)) and all(map(is_, now.values(), then.values()))
 
 
 _SLOTS: dict[type, tuple[str, ...]] = {}
@@ -206,57 +271,3 @@ def slots_of(kind: type) -> tuple[str, ...]:
         slotted = [vars(base) for base in kind.__mro__ if "__slots__" in vars(base)]
         _SLOTS[kind] = tuple(n for own in slotted for n, m in own.items() if isinstance(m, MemberDescriptorType))
     return _SLOTS[kind]
-
-
-# ---- which objects are looked at, and how
-
-_OTHERS = (
-    Trainer, SingleDeviceStrategy, Callback, LightningDataModule, Logger, ModuleType, FunctionType, BuiltinFunctionType,
-    type,
-)  # fmt: skip
-"""What a module refers to and does not own."""
-
-_OF_TORCH = (Optimizer, LRScheduler, GradScaler, Dataset, DataLoader, Sampler)
-"""What of torch is looked into like people's own objects."""
-
-_LIBRARIES = frozenset(
-    ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities", "torchmetrics",
-     "fl_lightning", "weakref", "logging", "re", "functools", "_thread", "threading")
-)  # fmt: skip
-"""Other objects of theirs are looked into only if they are modules, tensors, generators or containers."""
-
-_SYSTEM = frozenset(
-    ("io", "_io", "socket", "multiprocessing", "concurrent", "asyncio", "subprocess", "sqlite3", "mmap", "_queue")
-)
-"""Their objects stand for something outside the process's own memory, or hide what they hold."""
-
-_LARGE = 2**20  # bytes of an array, and tenfold items of a list, that are constant if only a data set leads to them
-
-
-def kinds_of(value: Any, of_data: bool = False) -> tuple[Kind, ...] | None:
-    """How an object is looked at: not at all, or by what it holds, by its attributes, or both; ``None``: it cannot be.
-
-    ``of_data`` says that only a data set leads to it.
-    """
-    if isinstance(value, _OTHERS):
-        return ()
-    if isinstance(value, Tensor):
-        # A tensor with a graph is a result. Nobody writes into it, nor into one of inference mode in training.
-        result = value.grad_fn is not None or (value.is_inference() and not torch.is_inference_mode_enabled())
-        return () if result or value.is_meta or value.is_quantized else (OF_DATA if of_data else NUMBERS,)
-    home = type(value).__module__.partition(".")[0]
-    followed = home not in _LIBRARIES or isinstance(value, _OF_TORCH)
-    attributes = (ATTRIBUTES,) if followed and hasattr(value, "__dict__") else ()
-    if isinstance(value, (list, deque, dict, set)):
-        return (OF_DATA if of_data and len(value) > _LARGE // 100 else ITEMS, *attributes)
-    if isinstance(value, np.ndarray):
-        constant = not value.flags.writeable or (of_data and value.nbytes > _LARGE)
-        return attributes if constant else (ARRAY, *attributes)
-    for types, kind in ((GENERATORS, GENERATOR), ((bytearray, array), BYTES)):
-        if isinstance(value, types):
-            return (kind, *attributes)
-    if isinstance(value, nn.Module):
-        return (ATTRIBUTES,)
-    if hasattr(value, "__next__") or home in _SYSTEM:
-        return None
-    return attributes or ((ATTRIBUTES,) if followed and slots_of(type(value)) else ())

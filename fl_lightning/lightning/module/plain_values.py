@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.lightning.module.objects import ATTRIBUTES, FRAMEWORK, Bound, attributes_of, bind, kinds_of
+from fl_lightning.lightning.module.kinds import kinds_of
+from fl_lightning.lightning.module.objects import ATTRIBUTES, FRAMEWORK, Bound, attributes_of, bind
 from fl_lightning.lightning.module.shared import Shared
 
 _PLAIN = (type(None), bool, float, str)

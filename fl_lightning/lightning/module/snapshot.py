@@ -20,16 +20,18 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.modules import buffers_of, named_metrics, submodules
 from fl_lightning.lightning.metric_state import MetricState, is_mergeable, joins_clients, parts_of
-from fl_lightning.lightning.module.contents import PARAMETER_HOOKS, PLAIN, TABLES, Kind, held_by, numbered
+from fl_lightning.lightning.module.contents import PLAIN, Kind, held_by, numbered
+from fl_lightning.lightning.module.kinds import kinds_of
 from fl_lightning.lightning.module.objects import (
     FRAMEWORK,
     LIGHTNING_MODULE,
     METRIC,
     MODULE,
     NAMED,
+    PARAMETER_HOOKS,
+    TABLES,
     Object,
     changed,
-    kinds_of,
 )  # fmt: skip
 from fl_lightning.lightning.module.shared import Shared
 from fl_lightning.lightning.names import LightningModule
