@@ -36,6 +36,7 @@ def make_cohort(
     if extras is None:
         extras = {"accuracy": torch.exp(-(torch.arange(m, dtype=torch.float64) if losses is None else losses))}
         extras["disparity"] = torch.full((m,), 0.05, dtype=torch.float64)
+        extras["lowest_loss"] = 0.5 * extras["accuracy"]
         extras["sharpness"] = 0.01 + 0.1 * extras["accuracy"]
         count = torch.as_tensor(sizes, dtype=torch.float64)
         half, right = count[:, None].expand(m, 2) / 2, extras["accuracy"]

@@ -54,6 +54,7 @@ def server_rules(classes: int) -> Mapping[str, Rule]:
         "FedISM": A.FedISM,
         "DRFL": A.DRFL,
         "FedGini": A.FedGini,
+        "EAGLE": A.EAGLE,
         "AFL": A.AFL,
         "AAggFF": A.AAggFF,
         "MMPF": A.MMPF,

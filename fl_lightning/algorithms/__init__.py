@@ -15,6 +15,7 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.differential_privacy import DifferentialPrivacy
 from fl_lightning.algorithms.ditto import Ditto
 from fl_lightning.algorithms.drfl import DRFL
+from fl_lightning.algorithms.eagle import EAGLE
 from fl_lightning.algorithms.fa import FA
 from fl_lightning.algorithms.fairfed import FairFed
 from fl_lightning.algorithms.fairreg import FairReg
@@ -50,6 +51,7 @@ from fl_lightning.core.storage.declared import at_clients, per_client, server_st
 __all__ = [
     "AFL",
     "DRFL",
+    "EAGLE",
     "FA",
     "FCFL",
     "MMPF",

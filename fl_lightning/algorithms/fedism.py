@@ -9,12 +9,13 @@ https://github.com/wnn2000/FFL4MIA
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.algorithms._shared.own_loss import add_gradient, measured_loss
 from fl_lightning.algorithms._shared.weighting import reported, shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, StepReport
@@ -22,7 +23,6 @@ from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
-from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.core.storage.declared import per_client
 
 SHARPNESS = "sharpness"
@@ -99,30 +99,10 @@ class SharpnessAware(ClientRule):
 
     def begin_client(self, work: LocalWork) -> None:
         """Measures the sharpness: two passes over the client's data in evaluation mode, with equal random numbers."""
-        if work.batches is None or work.own_loss is None:
-            raise ValueError("batches and own_loss of the client's work must be given to measure a sharpness")
-        loss, gradient = self._measured(work, work.params, slope=True)
-        higher, _ = self._measured(work, self._perturbed(work.params, gradient), slope=False)
+        loss, gradient = measured_loss(work, _at(work, work.params), SHARPNESS, slope=True)
+        higher, _ = measured_loss(work, _at(work, self._perturbed(work.params, gradient)), SHARPNESS, slope=False)
         self._sharpness = torch.tensor(higher - loss, dtype=torch.float64)
         self._batches = []
-
-    def _measured(self, work: LocalWork, params: Tensor, slope: bool) -> tuple[float, Tensor]:
-        """Mean loss over the client's samples, and its gradient ``[n]`` up to a factor."""
-        assert work.batches is not None
-        assert work.own_loss is not None
-        total, count, gradient = 0.0, 0, torch.zeros_like(work.params)
-        seed = derive_seed(torch.initial_seed(), SHARPNESS)
-        with isolated(seed, params.device), torch.set_grad_enabled(slope), self._at(work, params, evaluate=True):
-            for index, (batch, size) in enumerate(work.batches()):
-                loss = work.own_loss(batch, index)
-                if slope:
-                    _add_gradient(gradient, loss, work, float(size))
-                total, count = total + size * float(loss.detach()), count + size
-        return total / max(count, 1), gradient
-
-    def _at(self, work: LocalWork, params: Tensor, evaluate: bool) -> Any:
-        model = Snapshot(params, packed_buffers(work.module, params.device))
-        return standing_in(work.module, work.parameters, work.layout, model, evaluate)
 
     def _perturbed(self, params: Tensor, gradient: Tensor) -> Tensor:
         scale: Tensor = self.rho / (gradient.norm() + TINY)
@@ -138,9 +118,10 @@ class SharpnessAware(ClientRule):
         batches, self._batches = self._batches, []
         present = [torch.zeros_like(p) if p.grad is None else p.grad for p in work.parameters]
         old, new = work.layout.flatten(present), torch.zeros_like(work.params)
-        with torch.enable_grad(), self._at(work, self._perturbed(work.row, old), evaluate=False):
+        model = _at(work, self._perturbed(work.row, old))
+        with torch.enable_grad(), standing_in(work.module, work.parameters, work.layout, model):
             for batch, index in batches:
-                _add_gradient(new, work.own_loss(batch, index), work, 1 / work.window)
+                add_gradient(new, work.own_loss(batch, index), work, 1 / work.window)
         along = (old @ new) / (new.norm() + TINY) ** 2
         new -= self.alpha * (old - along * new)
         for parameter, view in zip(work.parameters, work.layout.views(new), strict=True):
@@ -156,9 +137,5 @@ class SharpnessAware(ClientRule):
         return {"sharpness (per process)": 4 * federation.layout.numel * federation.dtype.itemsize}
 
 
-def _add_gradient(total: Tensor, loss: Tensor, work: LocalWork, factor: float) -> None:
-    parameters: Sequence[Tensor] = work.parameters
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    for view, gradient in zip(work.layout.views(total), gradients, strict=True):
-        if gradient is not None:
-            view.add_(gradient, alpha=factor)
+def _at(work: LocalWork, params: Tensor) -> Snapshot:
+    return Snapshot(params, packed_buffers(work.module, params.device))

@@ -66,6 +66,8 @@ RULES = {
     "PropFair": fl.PropFair,
     "FairFed": fl.FairFed,
     "FedISM": fl.FedISM,
+    "EAGLE": fl.EAGLE,
+    "EAGLE-known": lambda: fl.EAGLE(best_losses=[0.1 * client for client in range(30)]),
     "AAggFF": fl.AAggFF,
     "AAggFF-silo": lambda: fl.AAggFF("silo", "normal"),
     "AAggFF-newton": lambda: fl.AAggFF("newton"),
@@ -91,7 +93,8 @@ def reported(cohort):
 
 
 # q-FedAvg has a unit of its own, the Lipschitz constant 1 / client_lr; of equally old rows FedLF keeps the first ones.
-SKIPPED = {("QFedAvg", "scaling"), ("FedLF-few", "order")}
+# The checks have federations of two sizes, and EAGLE has losses for one.
+SKIPPED = {("QFedAvg", "scaling"), ("FedLF-few", "order"), ("EAGLE-known", "memory")}
 
 
 @pytest.mark.parametrize("check", testing.SERVER_RULE_CHECKS)

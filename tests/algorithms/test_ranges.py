@@ -13,6 +13,7 @@ from fl_lightning import algorithms as fl
 
 OUT_OF_RANGE = {
     fl.Ditto: {"lam": [-1.0, nan], "personal_lr": [0.0]},
+    fl.EAGLE: {"lam": [-1.0], "best_losses": [[], [nan]], "alone_epochs": [0], "alone_lr": [0.0]},
     fl.FA: {"bases": [[1.0], [[nan]]], "sigma": [0.0], "bound": [0.5], "tau": [-0.1], "penalty": [-1.0]},
     fl.FCFL: {
         "budget": [-0.1, (0.1, nan), []], "notion": ["ap"], "stage1_rounds": [-1], "tol": [-1.0], "delta": [0.0],
