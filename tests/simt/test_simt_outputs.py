@@ -101,7 +101,7 @@ HARM = {
     ],
 )
 def test_what_float32_cannot_sum_is_summed_again(simt, m, harm):
-    """In the direct kernel, in tiles and on tensor cores; also beside other rows, and with one step."""
+    """In the direct kernel, in tiles and on tensor cores; also beside other rows, with one step, and with itself."""
     rows = whole_numbers(m, N, seed=m).float()
     HARM[harm](rows)
     want = reference.layer_gram(rows, OFFSETS)
@@ -113,6 +113,15 @@ def test_what_float32_cannot_sum_is_summed_again(simt, m, harm):
     for step in (1, 2):
         dots = simt.layer_dots(rows, rows[step].clone(), OFFSETS)
         assert torch.equal(dots.nan_to_num(0.5), want[:, :, step].nan_to_num(0.5))
+    squares = simt.layer_squares(rows, OFFSETS)
+    assert torch.equal(squares.nan_to_num(0.5), want.diagonal(dim1=1, dim2=2).nan_to_num(0.5))
+
+
+def test_zero_times_nan_is_nan(simt):
+    rows = whole_numbers(5, N).float()
+    rows[1, 700] = torch.nan
+    coeff = torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0]).expand(len(SIZES), -1)
+    assert simt.layer_combine(rows, OFFSETS, coeff).isnan().nonzero().tolist() == [[700]]
 
 
 @pytest.mark.parametrize("counts", [torch.uint8, torch.int16, torch.int32])
