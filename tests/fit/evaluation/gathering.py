@@ -11,8 +11,9 @@ from collections import Counter, defaultdict, deque
 import numpy as np
 import torch
 import torch.nn.functional as F
-from support import CLASSES, Classifier
+from support import CLASSES, Blobs, Classifier, blobs
 from torch import nn
+from torch.utils.data import DataLoader
 from torchmetrics import MaxMetric, MeanMetric, Metric, MetricCollection, MinMaxMetric, PearsonCorrCoef
 from torchmetrics.classification import (
     MulticlassAccuracy,
@@ -33,7 +34,7 @@ def hits(logits, y):
 class Gathers(Classifier):
     """Counts right answers in a way of its own; ``start``, ``add`` and ``end`` are the way."""
 
-    MEANS, OF_CLIENTS = (), {}
+    MEANS, OF_CLIENTS, DATA = (), {}, Blobs
 
     def __init__(self):
         super().__init__()
@@ -68,6 +69,7 @@ class Logs(Gathers):
     def add(self, logits, y, index):
         self.log("loss", F.cross_entropy(logits, y), on_step=True, on_epoch=True)
         self.log_dict({"right": hits(logits, y).float(), "index": float(index)}, reduce_fx="sum")
+        self.log("worst", logits.min(), reduce_fx="min")
         counts = self.trainer.num_test_batches if self.trainer.testing else self.trainer.num_val_batches
         if index + 1 == counts[0]:
             self.log("best", logits.max(), reduce_fx="max")
@@ -358,27 +360,70 @@ class ReadsInSteps(Gathers):
         self.metric.reset()
 
 
-KINDS = (Logs, Metrics, Lists, UsesUp, Locked, Counts, Sums, Objects, Wrappers, ReadsInSteps)
+class TwoSources(Blobs):
+    """Validates and tests on a large source and on a small one, which not all clients share."""
+
+    def val_dataloader(self):
+        return [DataLoader(blobs(80, 1), batch_size=7), DataLoader(blobs(5, 2), batch_size=3)]
+
+    def test_dataloader(self):
+        return tuple(reversed(self.val_dataloader()))
 
 
-class BestNumber(Counts):
-    """The best of all evaluations in a plain number, and how many there were, for nobody to log."""
+class OfLoaders(Gathers):
+    """Gathers in a list per loader, in a metric of all loaders and in numbers of its own, and has hooks around."""
 
-    MEANS = (*Counts.MEANS, "acc_best")
+    MEANS = ("largest_0", "largest_1", "right", "starts", "seen", "twice_0", "twice_1")
+    OF_CLIENTS, DATA = {"own_0": max, "own_1": max}, TwoSources
 
     def start(self):
-        super().start()
-        self.best, self.evaluations = -1.0, 0
+        self.losses, self.accuracy = [[], []], accuracy()
+        self.right, self.starts = 0, 0
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return [batch[0] + dataloader_idx, batch[1]]
+
+    def on_validation_batch_start(self, batch, batch_idx, dataloader_idx=0):
+        self.starts += 1 + dataloader_idx
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        return self.add(self(batch[0]), batch[1], (batch_idx, dataloader_idx))
+
+    test_step = validation_step
+
+    def add(self, logits, y, place):
+        index, loader = place
+        loss = F.cross_entropy(logits, y)
+        self.losses[loader].append(loss)
+        self.accuracy(logits, y)
+        self.right += int(hits(logits, y))
+        self.log("acc", self.accuracy)
+        self.log("loss", loss)
+        self.log(f"own_{loader}", float(index), add_dataloader_idx=False, reduce_fx="max")
+
+    def on_validation_batch_end(self, outputs, batch, batch_idx, dataloader_idx=0):
+        self.log("ends", 1.0 + dataloader_idx, on_epoch=True, reduce_fx="sum")
+
+    on_test_batch_start, on_test_batch_end = on_validation_batch_start, on_validation_batch_end
 
     def end(self):
-        self.best = max(self.best, self.correct / self.tally.total)
-        self.evaluations += 1
-        self.log("acc_best", self.best)
-        super().end()
+        for k, losses in enumerate(self.losses):
+            if losses:
+                self.log(f"largest_{k}", max(losses))
+            losses.clear()
+        batches = self.trainer.num_test_batches if self.trainer.testing else self.trainer.num_val_batches
+        self.log_dict({"right": float(self.right), "starts": float(self.starts), "seen": float(sum(batches))})
+        for k in (0, 1):
+            if (value := self.trainer.callback_metrics.get(f"acc/dataloader_idx_{k}")) is not None:
+                self.log(f"twice_{k}", 2 * value)
+        self.right = self.starts = 0
+
+
+KINDS = (Logs, Metrics, Lists, UsesUp, Locked, Counts, Sums, Objects, Wrappers, ReadsInSteps, OfLoaders)
 
 
 class BestOfLists(Lists):
-    """The same, of what is in a list."""
+    """The best of all evaluations in a plain number, of what is in a list."""
 
     def start(self):
         super().start()

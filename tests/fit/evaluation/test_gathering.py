@@ -7,10 +7,10 @@ import lightning as L
 import pytest
 import torch
 from cases import in_turn
-from gathering import KINDS, BestNumber, BestOfLists, Counts, Lists, Locked, Metrics, ReadsInSteps, Sums, Wrappers
+from gathering import KINDS, BestOfLists, Counts, Lists, Locked, Metrics, OfLoaders, ReadsInSteps, Sums, Wrappers
 from lightning.pytorch.utilities import CombinedLoader
 from plain_loop import client_batches
-from support import Blobs, federated_blobs, fit, fresh, quiet_trainer, weights
+from support import fit, fresh, quiet_trainer, weights
 from torch.utils.data import DataLoader
 
 import fl_lightning as fl
@@ -19,15 +19,22 @@ from fl_lightning.core.processes import pack, unpack
 from fl_lightning.fit.evaluation import evaluator
 from fl_lightning.fit.evaluation.client_evaluation import ClientEvaluation
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*pytree|The variance of predictions|.*does not have many workers")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*pytree|The variance of predictions|.*does not have many workers|Total length|You have overridden"
+)
 RUNS = {"val": "validate", "test": "test"}
+
+
+def data_of(kind):
+    """The kind's data over six clients; of several loaders, some clients have nothing of the second."""
+    return fl.FederatedDataModule(kind.DATA(), fl.data.Dirichlet(6, 0.3 if kind is OfLoaders else 1.0), seed=0)
 
 
 def federated(module, stage="val", data=None, strategy=None):
     """What an evaluation with clients logs, and its record."""
     strategy = fl.FederatedStrategy() if strategy is None else strategy
     trainer = quiet_trainer(strategy)
-    getattr(trainer, RUNS[stage])(module, federated_blobs() if data is None else data, verbose=False)
+    getattr(trainer, RUNS[stage])(module, data_of(type(module)) if data is None else data, verbose=False)
     logged = {name: float(v) for name, v in trainer.callback_metrics.items() if not name.startswith("fed/")}
     return logged, strategy.last_evaluation
 
@@ -39,12 +46,17 @@ def plain(module, loader, stage="val"):
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
-def loaders_of(stage, data=None):
-    """The clients' data in ordinary loaders with the same batches, and all of them in one."""
-    loaders = client_batches(stage, data)
-    batches = {c: [b for b, _ in loaders.batches(c, seed=None)] for c in range(len(loaders)) if loaders.sizes[c]}
-    every = [batch for some in batches.values() for batch in some]
-    return {c: DataLoader(some, batch_size=None) for c, some in batches.items()}, DataLoader(every, batch_size=None)
+def loaders_of(kind, stage):
+    """The clients' data in ordinary loaders with the same batches, and those of all of them."""
+    given = client_batches(stage, data_of(kind))
+    given = given if isinstance(given, (list, tuple)) else [given]
+    batches = [[[b for b, _ in one.batches(c, seed=None)] for c in range(6)] for one in given]
+    clients = {c: [of[c] for of in batches] for c in range(6) if any(of[c] for of in batches)}
+    pooled = [[batch for mine in of for batch in mine] for of in batches]
+    *clients_loaders, together = (
+        [DataLoader(some, batch_size=None) for some in of] for of in (*clients.values(), pooled)
+    )
+    return dict(zip(clients, clients_loaders, strict=True)), together
 
 
 def same(one, other):
@@ -53,12 +65,13 @@ def same(one, other):
 
 def expected_of(kind, stage):
     """By name: what a Trainer without clients logs for each of them alone, and the value of all."""
-    clients, together = loaders_of(stage)
-    rows = {client: plain(fresh(kind), loader, stage) for client, loader in clients.items()}
-    sizes = dict(zip(clients, client_batches(stage).sizes[list(clients)].tolist(), strict=True))
+    clients, together = loaders_of(kind, stage)
+    rows = {client: plain(fresh(kind), loaders, stage) for client, loaders in clients.items()}
+    sizes = {c: sum(len(batch[1]) for one in loaders for batch in one) for c, loaders in clients.items()}
     of_all = plain(fresh(kind), together, stage)
     for name in kind.MEANS:
-        of_all[name] = sum(row[name] * sizes[c] for c, row in rows.items()) / sum(sizes.values())
+        known = [c for c, row in rows.items() if name in row]
+        of_all[name] = sum(rows[c][name] * sizes[c] for c in known) / sum(sizes[c] for c in known)
     for name, function in kind.OF_CLIENTS.items():
         of_all[name] = function(row[name] for row in rows.values() if name in row)
     return rows, of_all
@@ -75,7 +88,7 @@ def check(kind, stage, logged, record):
         assert same(value, of_all[name]), name
 
 
-@pytest.mark.parametrize(("kind", "stage"), in_turn(KINDS, ["val", "test"]))
+@pytest.mark.parametrize(("kind", "stage"), [*in_turn(KINDS, ["val", "test"]), (OfLoaders, "test"), (OfLoaders, "val")])
 def test_values_of_each_client_and_of_all(kind, stage, caplog, monkeypatch):
     module, strategy = fresh(kind), fl.FederatedStrategy()
     before, steps, add = weights(module), [], kind.add
@@ -84,19 +97,19 @@ def test_values_of_each_client_and_of_all(kind, stage, caplog, monkeypatch):
         logged, record = federated(module, stage, strategy=strategy)
         check(kind, stage, logged, record)
     assert weights(module).equal(before)
-    assert len(steps) == 2 * len(loaders_of(stage)[1]), "no second pass"
+    assert len(steps) == 2 * sum(map(len, loaders_of(kind, stage)[1])), "no second pass"
     said = f"{kind.__name__}.{'validation' if stage == 'val' else 'test'}_step changes "
     assert caplog.text.count(said) == (bool(kind.MEANS) and kind is not ReadsInSteps)
 
 
-@pytest.mark.parametrize(("kind", "stage"), in_turn((*KINDS, BestNumber), ["test", "val"]))
+@pytest.mark.parametrize(("kind", "stage"), in_turn((*KINDS, BestOfLists), ["test", "val"]))
 def test_one_client_is_plain_lightning(kind, stage):
     """Bit for bit, also where what the module keeps goes on to the next evaluation."""
     module, other = fresh(kind), fresh(kind)
-    data = fl.FederatedDataModule(Blobs(), fl.data.IID(1), seed=0)
+    data = fl.FederatedDataModule(kind.DATA(), fl.data.IID(1), seed=0)
     for _ in range(2):
         logged, record = federated(module, stage, data)
-        expected = plain(other, Blobs(), stage)
+        expected = plain(other, kind.DATA(), stage)
         assert logged == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
         for name, values in record.values.items():
             assert same(float(values), expected[name]), name
@@ -142,7 +155,7 @@ def on_two_ranks(kind, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:clients that train")  # this rank does not hear of the other one's
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not Locked])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (Locked, OfLoaders)])
 def test_two_processes_share_the_clients(kind, monkeypatch):
     (logged, record), samples = on_two_ranks(kind, monkeypatch)
     alone, expected = federated(fresh(kind))
@@ -150,7 +163,7 @@ def test_two_processes_share_the_clients(kind, monkeypatch):
     assert record.sizes.equal(expected.sizes)
     for name, values in expected.values.items():
         assert values.equal(record.values[name]) or same(values.tolist(), record.values[name].tolist())
-    assert sum(samples) == 80
+    assert sum(samples) == expected.sizes.sum()
     assert all(samples)
 
 
@@ -162,7 +175,7 @@ def test_what_cannot_travel_is_named(monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_client_elsewhere_has_the_same_values(kind):
     _, record = federated(fresh(kind))
-    strategy, data = fl.FederatedStrategy(), federated_blobs()
+    strategy, data = fl.FederatedStrategy(), data_of(kind)
     server = fl.FederatedServer(fresh(kind), strategy, num_clients=6)
     for place, client in enumerate(record.client_ids[:2]):
         one = fl.FederatedClient(fresh(kind), data, strategy, client_id=client, trainer={"accelerator": "cpu"})
@@ -175,7 +188,7 @@ def test_a_client_elsewhere_has_the_same_values(kind):
 @pytest.mark.parametrize("kind", [Counts, Metrics, Sums, Wrappers])
 def test_own_models_are_evaluated_alone_too(kind):
     _, strategy, _ = fit(fresh(kind), 2, algorithm=fl.algorithms.Ditto(), clients_per_round=1.0)
-    clients, _ = loaders_of("val")
+    clients, _ = loaders_of(kind, "val")
     found = strategy.last_evaluation.values["personal/acc"].tolist()
     for place, (client, loader) in enumerate(clients.items()):
         own = fresh(kind)
@@ -209,7 +222,7 @@ def test_callbacks_watch_the_value_of_all_clients(kind, tmp_path):
             if not trainer.sanity_checking:
                 truth = fresh(kind)
                 truth.load_state_dict(pl_module.state_dict())
-                seen.append((float(trainer.callback_metrics["acc"]), plain(truth, loaders_of("val")[1])["acc"]))
+                seen.append((float(trainer.callback_metrics["acc"]), plain(truth, loaders_of(kind, "val")[1])["acc"]))
 
     stopping = L.pytorch.callbacks.EarlyStopping("acc", mode="max", patience=1)
     keeping = L.pytorch.callbacks.ModelCheckpoint(tmp_path, monitor="acc", mode="max")
@@ -228,13 +241,13 @@ class BesideAnother(Counts):
 
 @pytest.mark.parametrize(("mode", "others"), [("min_size", 80), ("max_size", 40)])
 def test_loaders_side_by_side(mode, others):
-    clients, _ = loaders_of("val")
+    clients, _ = loaders_of(BesideAnother, "val")
     _, record = federated(
         fresh(BesideAnother),
         data=CombinedLoader({"other": DataLoader(range(others)), "own": client_batches("val")}, mode),
     )
     assert record.client_ids == tuple(clients)
-    for place, loader in enumerate(clients.values()):
+    for place, (loader,) in enumerate(clients.values()):
         beside = CombinedLoader({"other": DataLoader(range(80)), "own": loader}, "min_size")
         for name, value in plain(fresh(BesideAnother), beside).items():
             if name != "batches" or mode == "min_size":
