@@ -4,11 +4,10 @@
 import contextlib
 import functools
 
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from support import Classifier, Manual, federated_blobs, fresh, training_only, weights
+from support import Classifier, Manual, federated_blobs, fresh, train, training_only, weights
 
 import fl_lightning as fl
 from fl_lightning.algorithms import (
@@ -25,22 +24,6 @@ from fl_lightning.algorithms import (
     Needs,
     QFedAvg,
 )
-
-GOOD = {
-    "FedMDFG(update)+SCAFFOLD": (lambda: FedMDFG(gradient_source="update"), SCAFFOLD),
-    "FedLF+ClientRule": (FedLF, ClientRule),
-    "FedLF+SCAFFOLD's rule": (FedLF, lambda: SCAFFOLD().client_rule()),
-}
-
-
-@pytest.mark.parametrize("name", GOOD)
-def test_pairs_that_make_sense_run(name):
-    server, client = GOOD[name]
-    module = fresh()
-    strategy = fl.FederatedStrategy(server(), client=client(), clients_per_round=4)
-    training_only(strategy, 2).fit(module, federated_blobs())
-    assert weights(module).isfinite().all()
-    assert len(strategy.last_round.client_ids) == 4
 
 
 def trained_weights(algorithm, client=None, rounds=3):
@@ -86,18 +69,6 @@ def test_pairs_that_make_none_are_refused_at_construction(server, client, words)
         fl.FederatedStrategy(server(), client=client())
     for word in words:
         assert word in str(error.value)
-
-
-@pytest.mark.parametrize("algorithm", [FedAvg, "FedAvg", torch.nn.Linear(1, 1), ClientRule()])
-def test_what_is_no_server_rule_is_refused(algorithm):
-    with pytest.raises(TypeError, match=r"algorithm of .* must be None or a ServerRule such as fl"):
-        fl.FederatedStrategy(algorithm)
-
-
-@pytest.mark.parametrize("client", [SCAFFOLD, "SCAFFOLD", 3])
-def test_what_is_no_client_rule_is_refused(client):
-    with pytest.raises(TypeError, match="client of FederatedStrategy must be None, a ClientRule or a ServerRule"):
-        fl.FederatedStrategy(FedAvg(), client=client)
 
 
 # ---- what methods need of the module
@@ -157,95 +128,71 @@ def test_modules_that_lack_what_a_method_needs_are_refused(algorithm, module, wo
 # ---- arguments
 
 
-@pytest.mark.parametrize("value", [0, -1, 0.0, -0.5, 1.5, float("nan"), float("inf"), True, "3", None, np.int64(0)])
-def test_clients_per_round_out_of_range(value):
-    with pytest.raises((TypeError, ValueError), match=r"^clients_per_round .*found"):
-        fl.FederatedStrategy(clients_per_round=value)
-
-
-def test_more_clients_per_round_than_there_are():
-    with pytest.raises(ValueError, match="clients_per_round must be at most the 6 clients, found 7"):
-        training_only(fl.FederatedStrategy(clients_per_round=7), 1).fit(fresh(), federated_blobs())
-
-
-@pytest.mark.parametrize(("value", "sampled"), [(2, 2), (0.5, 3), (1.0, 6)])
-def test_clients_per_round_counts_or_shares(value, sampled):
-    strategy = fl.FederatedStrategy(clients_per_round=value)
-    training_only(strategy, 1).fit(fresh(), federated_blobs())
-    assert len(strategy.last_round.client_ids) == sampled
-
-
-# tests/arguments tries what is no count at all.
-@pytest.mark.parametrize("argument", ["local_epochs", "local_steps", "min_clients", "max_failed_rounds"])
-def test_counts_begin_at_one(argument):
-    with pytest.raises(ValueError, match=rf"^{argument} of FederatedStrategy must be .*, found 0$"):
-        fl.FederatedStrategy(**{argument: 0})
-
-
-@pytest.mark.parametrize("factory", [lambda parameters: None, lambda parameters: list(parameters)])
-def test_factories_that_make_no_optimizer_are_refused(factory):
-    with pytest.raises(TypeError, match=r"server_optimizer must make a torch\.optim\.Optimizer from parameters, found"):
-        training_only(fl.FederatedStrategy(server_optimizer=factory), 1).fit(fresh(), federated_blobs())
-
-
-def test_a_server_optimizer_that_cannot_take_a_step_is_refused_before_the_first_round():
-    module = fresh()
-    message = r"server_optimizer must make an optimizer that steps on one gradient, .*found LBFGS, .*take torch\.optim"
-    trainer = training_only(fl.FederatedStrategy(server_optimizer=torch.optim.LBFGS), 1)
-    with pytest.raises(ValueError, match=message):
-        trainer.fit(module, federated_blobs())
-    assert trainer.global_step == 0
-    with pytest.raises(ValueError, match=r"server_optimizer must take dense gradients, .*found SparseAdam"):
-        training_only(fl.FederatedStrategy(server_optimizer=torch.optim.SparseAdam), 1).fit(module, federated_blobs())
-    for optimizer in (torch.optim.AdamW, fl.optim.FedYogi, torch.optim.Rprop):
-        strategy = fl.FederatedStrategy(server_optimizer=functools.partial(optimizer, lr=0.01))
-        training_only(strategy, 1, limit_train_batches=1).fit(module, federated_blobs())
-
-
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        (fl.algorithms.FCFL, {"local_epochs": 2}),
-        (fl.algorithms.FairReg, {"local_steps": 3}),
-        (FedMDFG, {"local_steps": 3}),
-    ],
-)
-def test_methods_that_send_full_gradients_refuse_local_training(method, options):
-    with pytest.raises(ValueError, match=f"{method.__name__} trains nothing locally: leave local_epochs and local_st"):
-        fl.FederatedStrategy(method(), **options)
-    fl.FederatedStrategy(method(), full_gradients=True)
-
-
-def test_fedrep_refuses_fewer_passes_than_its_head_takes():
-    with pytest.raises(ValueError, match=r"local_epochs must be at least the 11 passes .* of FedRep needs, found 10"):
-        fl.FederatedStrategy(client=fl.algorithms.FedRep(), local_epochs=10)
-    fl.FederatedStrategy(fl.algorithms.FedRep(), local_epochs=11)
-
-
 def taking(base, name, **options):
     """An object whose constructor takes an argument of this name, and keeps it."""
     exec(f"def __init__(self, {name}=0.5): self.__dict__[{name!r}] = {name}", made := {})
     return type("Own", (base,), {"__init__": made["__init__"], **options})()
 
 
-TAKEN = [
+COUNTS = ("clients_per_round", "local_epochs", "local_steps", "min_clients", "max_failed_rounds")
+LOCAL = "trains nothing locally: leave local_epochs and local_steps"
+AT_ONCE = [
+    *(({name: 0}, rf"^{name}( of FederatedStrategy)? must be .*, found 0$") for name in COUNTS),
+    ({"algorithm": fl.algorithms.FCFL(), "local_epochs": 2}, f"FCFL {LOCAL}"),
+    ({"algorithm": fl.algorithms.FairReg(), "local_steps": 3}, f"FairReg {LOCAL}"),
+    ({"algorithm": FedMDFG(), "local_steps": 3}, f"FedMDFG {LOCAL}"),
+    ({"client": fl.algorithms.FedRep(), "local_epochs": 10}, r"be at least the 11 passes .* of FedRep needs, found 10"),
     (
-        lambda: fl.FederatedStrategy(taking(FedAvg, "memory")),
-        "memory' something else: a fit uses aggregate, .*, report itself",
+        {"algorithm": functools.partial(taking, FedAvg, "memory")},
+        "'memory' something else: a fit uses aggregate, .*, report itself",
     ),
-    (lambda: fl.FederatedStrategy(taking(FedAvg, "report")), "report"),
-    (lambda: fl.FederatedStrategy(client=taking(ClientRule, "x", refusal=3)), "refusal"),
-    (lambda: fl.FederatedStrategy(client=taking(ClientRule, "scalars")), "scalars"),
-    (lambda: fl.FederatedStrategy(guard=taking(fl.guards.CoordinateMedian, "needed")), "needed"),
-    (lambda: fl.FederatedStrategy(sampler=taking(fl.data.UniformSampler, "select")), "select"),
-    (lambda: fl.FederatedStrategy(attack=taking(fl.attacks.Attack, "report")), "report"),
+    ({"algorithm": functools.partial(taking, FedAvg, "report")}, "Own must call its 'report"),
+    ({"client": functools.partial(taking, ClientRule, "x", refusal=3)}, "Own must call its 'refusal"),
+    ({"client": functools.partial(taking, ClientRule, "scalars")}, "Own must call its 'scalars"),
+    ({"guard": functools.partial(taking, fl.guards.CoordinateMedian, "needed")}, "Own must call its 'needed"),
+    ({"sampler": functools.partial(taking, fl.data.UniformSampler, "select")}, "Own must call its 'select"),
+    ({"attack": functools.partial(taking, fl.attacks.Attack, "report")}, "Own must call its 'report"),
+]
+NO_OPTIMIZER = r"server_optimizer must make a torch\.optim\.Optimizer from parameters, found"
+LBFGS = r"server_optimizer must make an optimizer that steps on one gradient, .*found LBFGS, .*take torch\.optim"
+IN_A_FIT = [
+    ({"clients_per_round": 7}, "clients_per_round must be at most the 6 clients, found 7"),
+    ({"server_optimizer": lambda parameters: None}, NO_OPTIMIZER),
+    ({"server_optimizer": lambda parameters: list(parameters)}, NO_OPTIMIZER),
+    ({"server_optimizer": torch.optim.LBFGS}, LBFGS),
+    ({"server_optimizer": torch.optim.SparseAdam}, "server_optimizer must take dense gradients, .*found SparseAdam"),
 ]
 
 
-@pytest.mark.parametrize(("make", "name"), TAKEN)
-def test_names_that_a_fit_uses_itself_are_refused(make, name):
-    with pytest.raises(TypeError, match=f"Own must call its '{name}"):
-        make()
+@pytest.mark.parametrize(("options", "words"), AT_ONCE, ids=lambda value: str(value)[:40])
+def test_arguments_that_make_no_sense_are_refused_at_once(options, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        fl.FederatedStrategy(**{k: v() if isinstance(v, functools.partial) else v for k, v in options.items()})
+
+
+@pytest.mark.parametrize(("options", "words"), IN_A_FIT, ids=lambda value: str(value)[:40])
+def test_others_are_refused_before_the_first_round(options, words):
+    module = fresh()
+    with pytest.raises((TypeError, ValueError), match=words):
+        train(module, 1, **options)
+    assert torch.equal(weights(module), weights(fresh()))
+
+
+RIGHT = [
+    {"algorithm": FedMDFG(), "full_gradients": True},
+    {"algorithm": fl.algorithms.FedRep(), "local_epochs": 11},
+    *({"server_optimizer": functools.partial(kind, lr=0.01)} for kind in (torch.optim.AdamW, torch.optim.Rprop)),
+]
+
+
+@pytest.mark.parametrize("options", RIGHT, ids=lambda value: str(value)[:40])
+def test_others_are_not(options):
+    assert train(rounds=1, limit_train_batches=None, **options).strategy.last_round.client_ids
+
+
+@pytest.mark.parametrize(("value", "sampled"), [(2, 2), (0.5, 3), (1.0, 6)])
+def test_clients_per_round_counts_or_shares(value, sampled):
+    assert len(train(rounds=1, clients_per_round=value).strategy.last_round.client_ids) == sampled
 
 
 class Configured(Classifier):
@@ -259,33 +206,6 @@ class Configured(Classifier):
         return torch.optim.SGD(self.parameters(), lr=0.1, **self.options)
 
 
-@pytest.mark.parametrize(
-    ("method", "optimizer", "trainer", "named"),
-    [
-        (FedMDFG, {"momentum": 0.9}, {}, "momentum=0.9"),
-        (FedAvg, {"weight_decay": 0.01}, {"gradient_clip_val": 1.0}, "weight_decay=0.01, gradient_clip_val=1.0"),
-        (FedMDFG, {}, {"limit_train_batches": 1}, "limit_train_batches=1"),
-        (FedAvg, {}, {"limit_train_batches": 0.5}, "limit_train_batches=0.5"),
-        (FedAvg, {}, {"accumulate_grad_batches": 2}, "accumulate_grad_batches=2"),
-        (FedMDFG, {}, {"limit_train_batches": 1.0}, None),
-    ],
-)
-def test_full_gradients_say_which_settings_have_no_effect(method, optimizer, trainer, named):
-    def fit(module, **settings):
-        training_only(fl.FederatedStrategy(method(), full_gradients=True), 1, **settings).fit(module, federated_blobs())
-        return weights(module)
-
-    expected = fit(fresh())
-    said = f"{method.__name__} sends the gradient of all .*, so these have no effect: {named}$"
-    with pytest.warns(UserWarning, match=said) if named else contextlib.nullcontext():
-        assert torch.equal(fit(fresh(Configured, **optimizer), **trainer), expected)
-
-
-class Watching(Callback):
-    def on_after_backward(self, trainer, pl_module):
-        pass
-
-
 class Watched(Configured):
     def on_train_batch_start(self, batch, batch_idx):
         pass
@@ -297,28 +217,49 @@ class Watched(Configured):
         super().optimizer_step(*args)
 
 
-HOOKS = r"Watched\.on_train_batch_end, Watched\.optimizer_step, Watching\.on_after_backward$"
+class Watching(Callback):
+    def on_after_backward(self, trainer, pl_module):
+        pass
 
 
-@pytest.mark.parametrize(
-    ("method", "said"),
-    [
-        (FedMDFG, r"have no effect: momentum=0\.9, " + HOOKS.replace("end, ", "end, Watched.on_train_batch_start, ")),
-        (Ditto, rf"^Ditto computes plain SGD steps of its own, without these: momentum=0\.9, {HOOKS}"),
-        (
-            fl.algorithms.FedISM,
-            r"^FedISM computes gradients of its own, without these: Watching\.on_after_backward$",
-        ),
-    ],
-)
-def test_settings_and_hooks_that_a_method_leaves_out_are_named(method, said):
-    trainer = training_only(fl.FederatedStrategy(method()), 1, callbacks=[Watching()])
-    with pytest.warns(UserWarning, match=said):
-        trainer.fit(fresh(Watched, momentum=0.9), federated_blobs())
+NO_EFFECT = r"sends the gradient of all .*, so these have no effect: "
+HOOKS = r"Watched\.on_train_batch_end, Watched\.optimizer_step, Watching\.on_after_backward"
+LEFT_OUT = [
+    (FedMDFG, Configured, {"momentum": 0.9}, {}, f"{NO_EFFECT}momentum=0.9"),
+    (
+        FedAvg, Configured, {"weight_decay": 0.01}, {"gradient_clip_val": 1.0},
+        f"{NO_EFFECT}weight_decay=0.01, gradient_clip_val=1.0",
+    ),
+    (FedMDFG, Configured, {}, {"limit_train_batches": 1}, f"{NO_EFFECT}limit_train_batches=1"),
+    (FedAvg, Configured, {}, {"limit_train_batches": 0.5}, f"{NO_EFFECT}limit_train_batches=0.5"),
+    (FedAvg, Configured, {}, {"accumulate_grad_batches": 2}, f"{NO_EFFECT}accumulate_grad_batches=2"),
+    (FedMDFG, Configured, {}, {"limit_train_batches": 1.0}, None),
+    (
+        FedMDFG, Watched, {"momentum": 0.9}, {"callbacks": [Watching()]},
+        rf"{NO_EFFECT}momentum=0\.9, " + HOOKS.replace("end, ", "end, Watched.on_train_batch_start, "),
+    ),
+    (
+        Ditto, Watched, {"momentum": 0.9}, {"callbacks": [Watching()]},
+        rf"computes plain SGD steps of its own, without these: momentum=0\.9, {HOOKS}",
+    ),
+    (
+        fl.algorithms.FedISM, Watched, {}, {"callbacks": [Watching()]},
+        r"computes gradients of its own, without these: Watching\.on_after_backward",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "module", "optimizer", "trainer", "said"), LEFT_OUT)
+def test_settings_and_hooks_that_a_method_leaves_out_are_named(method, module, optimizer, trainer, said):
+    full = {"full_gradients": True} if module is Configured else {}
+    said = pytest.warns(UserWarning, match=f"^{method.__name__} {said}$") if said else contextlib.nullcontext()
+    with said:
+        found = train(fresh(module, **optimizer), 1, algorithm=method(), **full, **trainer).module
+    if full:
+        assert torch.equal(weights(found), weights(train(rounds=1, algorithm=method(), **full).module))
 
 
 @pytest.mark.parametrize("method", [FedMDFG, SCAFFOLD])
 def test_methods_that_use_the_learning_rate_refuse_to_ascend(method):
-    refused = f"{method.__name__} needs the clients' learning rate: .*, and without maximize"
-    with pytest.raises(ValueError, match=refused):
-        training_only(fl.FederatedStrategy(method()), 1).fit(fresh(Configured, maximize=True), federated_blobs())
+    with pytest.raises(ValueError, match=f"{method.__name__} needs the clients' learning rate: .*, and without maxim"):
+        train(fresh(Configured, maximize=True), 1, algorithm=method())
