@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from plain_loop import client_batches, evaluate
 from sklearn.metrics import precision_score, recall_score
-from support import CLASSES, Blobs, Classifier, blobs, federated_blobs, fresh, quiet_trainer
+from support import CLASSES, Blobs, Classifier, federated_blobs, fresh, quiet_trainer
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import (
     MulticlassAccuracy,
@@ -192,32 +192,6 @@ def test_evaluation_limits_count_per_client(stage, limit):
     assert dict(zip(record.client_ids, record.sizes.tolist(), strict=True)) == expected
     assert sum(expected.values()) < 80
     assert getattr(trainer, f"limit_{stage}_batches") == limit  # handed back
-
-
-class Sometimes(Classifier):
-    """Logs some values for clients with a sample of class 0 only."""
-
-    def validation_step(self, batch, batch_idx):
-        super().validation_step(batch, batch_idx)
-        zeros = (batch[1] == 0).double()
-        if bool(zeros.any()):
-            self.log("zeros", zeros.sum(), reduce_fx="sum")
-            self.log("zero_share", zeros.mean())
-
-
-def test_a_value_that_a_client_did_not_log_is_nan_for_it(recwarn):
-    strategy, labels = fl.FederatedStrategy(), blobs(240).tensors[1]
-    # Class 0 belongs to the middle one of three clients.
-    parts = [(labels == 1).nonzero().flatten(), (labels == 0).nonzero().flatten(), (labels > 1).nonzero().flatten()]
-    data = fl.FederatedDataModule(Blobs(), parts, seed=0)
-    (results,) = quiet_trainer(strategy).validate(fresh(Sometimes), data, verbose=False)
-    zeros = float((blobs(80, 1).tensors[1] == 0).sum())
-    values = strategy.last_evaluation.values
-    assert values["zeros"].nan_to_num(-1).tolist() == [-1, zeros, -1]
-    assert values["zero_share"].nan_to_num(-1).tolist() == [-1, 1, -1]
-    assert results["zeros"] == zeros
-    assert results["fed/zeros/clients"] == 1
-    assert not [w for w in recwarn if "compute" in str(w.message)]
 
 
 def test_a_fairness_metric_that_nobody_logs_is_warned_of_once(recwarn):
