@@ -42,6 +42,8 @@ def make_cohort(
         half, right = count[:, None].expand(m, 2) / 2, extras["accuracy"]
         rates = torch.stack([right, right**2], 1)
         extras["group_predictions"] = torch.stack([half * rates, half], 1)
+        extras["label_counts"] = torch.stack([half * rates, half * (1 - rates)], 1) / 2
+        extras["label_losses"] = extras["label_counts"] * (1 - right)[:, None, None]
         extras["right_predictions"] = torch.stack([right * count, count], 1)
         extras["kernel_sums"] = torch.rand(m, 4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(when))
         extras["group_counts"] = torch.tensor([[2.0, 1.0]], dtype=torch.float64).expand(m, 2)

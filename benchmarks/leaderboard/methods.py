@@ -178,6 +178,7 @@ def with_groups(rounds: int) -> Strategies:
         "FCFL": A.FCFL(0.05, stage1_rounds=rounds // 2),
         "FairReg": A.FairReg(),
         "FairFed": A.FairFed(),
+        "FedFB": A.FedFB(),
     }
     return {name: _strategy(rule, clients_per_round=1.0) for name, rule in rules.items()}
 

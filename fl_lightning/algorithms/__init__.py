@@ -25,6 +25,7 @@ from fl_lightning.algorithms.fedbn import FedBN
 from fl_lightning.algorithms.fedcka import FedCKA
 from fl_lightning.algorithms.feddyn import FedDyn
 from fl_lightning.algorithms.fedfa import FedFa
+from fl_lightning.algorithms.fedfb import FedFB
 from fl_lightning.algorithms.fedfv import FedFV
 from fl_lightning.algorithms.fedgini import FedGini
 from fl_lightning.algorithms.fedheal import FedHEAL
@@ -70,6 +71,7 @@ __all__ = [
     "FedBN",
     "FedCKA",
     "FedDyn",
+    "FedFB",
     "FedFV",
     "FedFa",
     "FedGini",

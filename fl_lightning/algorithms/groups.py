@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scores, labels and groups of samples, for methods that compare how a model treats two groups of people.
+"""The scores, labels and groups of samples, for methods that compare how a model treats groups of people.
 
 For such methods the module defines ``federated_groups(batch)``. It returns, for the samples of a batch,
 
 - ``scores`` ``[B]``: differentiable in the parameters; class 1 is predicted where they are positive, so logits;
 - ``labels`` ``[B]``: 0 or 1;
-- ``groups`` ``[B]``: 0 or 1, the sensitive attribute. It need not be among the inputs of the network.
+- ``groups`` ``[B]``: 0 or 1, the sensitive attribute; with FedFB up to ``num_groups - 1``. It need not be among the
+  inputs of the network.
 
     def federated_groups(self, batch):
         inputs, labels, groups = batch
         return self.net(inputs).squeeze(1), labels, groups
 
-FCFL, FairReg and FairFed call it at the global model, in eval mode; FA calls it on every training batch.
+FCFL, FairReg and FairFed call it at the global model, in eval mode; FA calls it on every training batch; FedFB does
+both.
 """
 
 from __future__ import annotations
@@ -33,14 +35,19 @@ _SAME_NUMBERS = {  # or some of them, or their limits
 
 
 class GroupScores(NamedTuple):
-    """What ``federated_groups`` returns, checked: ``[B]`` scores, and ``[B]`` booleans for label 1 and group 1."""
+    """What ``federated_groups`` returns, checked: ``[B]`` scores, booleans for label 1, and numbers of the groups."""
 
     scores: Tensor
     positive: Tensor
-    member: Tensor
+    groups: Tensor
+
+    @property
+    def member(self) -> Tensor:
+        """``[B]`` booleans for group 1."""
+        return self.groups == 1
 
 
-def group_scores(module: nn.Module, batch: Any) -> GroupScores:
+def group_scores(module: nn.Module, batch: Any, num_groups: int = 2) -> GroupScores:
     """The scores, labels and groups of a batch; raises ModuleError or ValueError if the module returned others."""
     name = f"{type(module).__name__}.{METHOD}"
     output = getattr(module, METHOD)(batch)
@@ -53,13 +60,14 @@ def group_scores(module: nn.Module, batch: Any) -> GroupScores:
         raise ModuleError(f"{name} must return scores, labels and groups of one shape [B], found {shapes}")
     if not scores.is_floating_point():
         raise ModuleError(f"{name} must return floating-point scores, found {scores.dtype}")
-    positive = _never_negative(scores)
-    if positive is not None:
+    returned_by = _never_negative(scores)
+    if returned_by is not None:
         raise ModuleError(
             f"{name} must return scores that are positive where class 1 is predicted and negative elsewhere (logits), "
-            f"found what a {positive} returns, which is never negative: return what goes into it"
+            f"found what a {returned_by} returns, which is never negative: return what goes into it"
         )
-    return GroupScores(scores, _binary(f"labels of {name}", labels), _binary(f"groups of {name}", groups))
+    positive = _numbers(f"labels of {name}", labels, 2) == 1
+    return GroupScores(scores, positive, _numbers(f"groups of {name}", groups, num_groups))
 
 
 def _never_negative(scores: Tensor) -> str | None:
@@ -75,8 +83,9 @@ def _never_negative(scores: Tensor) -> str | None:
     return None
 
 
-def _binary(what: str, values: Tensor) -> Tensor:
-    ones = values == 1
-    if not bool((ones | (values == 0)).all()):
-        raise ValueError(f"{what} must be 0 or 1, found {sorted(set(values.tolist()))[:10]}")
-    return ones
+def _numbers(what: str, values: Tensor, count: int) -> Tensor:
+    numbers = values.long()
+    if not bool(((numbers == values) & (numbers >= 0) & (numbers < count)).all()):
+        allowed = "0 or 1" if count == 2 else f"an integer from 0 to {count - 1}"
+        raise ValueError(f"{what} must be {allowed}, found {sorted(set(values.tolist()))[:10]}")
+    return numbers

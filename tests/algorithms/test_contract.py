@@ -65,6 +65,7 @@ RULES = {
     "AdaFed": fl.AdaFed,
     "PropFair": fl.PropFair,
     "FairFed": fl.FairFed,
+    "FedFB": fl.FedFB,
     "FedISM": fl.FedISM,
     "EAGLE": fl.EAGLE,
     "EAGLE-known": lambda: fl.EAGLE(best_losses=[0.1 * client for client in range(30)]),

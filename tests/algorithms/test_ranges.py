@@ -21,6 +21,7 @@ OUT_OF_RANGE = {
     },
     fl.FedCKA: {"mu": [-1.0, nan], "layers": [[], "net.0"], "num_layers": [0], "max_models": [0]},
     fl.FedDyn: {"alpha": [0, -1.0, nan]},
+    fl.FedFB: {"alpha": [-0.1, nan], "num_groups": [1]},
     fl.FedFV: {
         "alpha": [-0.1, 1.1], "tau": [-1], "reading": ["both"], "max_history": [0], "history_device": ["no"],
     },
