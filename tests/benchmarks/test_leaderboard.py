@@ -15,7 +15,7 @@ from small_suite import METHODS, TINY, blobs
 
 import fl_lightning as fl
 from benchmarks.leaderboard import __main__ as program
-from benchmarks.leaderboard import data, records, standing, suites
+from benchmarks.leaderboard import data, pictures, records, standing, suites
 from benchmarks.leaderboard.bootstrap import Interval
 from benchmarks.leaderboard.divisions import DIVISIONS, Divisions
 from benchmarks.leaderboard.methods import REFERENCE
@@ -181,6 +181,35 @@ def test_the_overview_has_means_and_worst_clients_and_marks_what_is_no_noise():
         "| A | .500 .250 | .750 .500 |", "| B | 1.000+ .500- |  |", "| C |  | .250 .125 |",
         "| local only | 1.000 .500 | 1.000 .250 |",
     ]  # fmt: skip
+
+
+def test_pictures_show_what_is_noise(tmp_path, monkeypatch):
+    drawn = {}
+
+    def save(figure, path, **options):
+        drawn["figure"] = figure
+
+    monkeypatch.setattr(figures.Figure, "savefig", save)
+
+    def row(name, seeds, differences):
+        kinds = (("accuracy", "mean"), ("accuracy", "worst 10 %"), ("auroc", "mean"), ("auroc", "worst 10 %"))
+        found = {kind: Interval(d, d - 0.1, d + 0.1) for kind, d in zip(kinds, differences, strict=False)}
+        return SimpleNamespace(accuracy=SimpleNamespace(method=name, repetitions=seeds), differences=found)
+
+    rows = [row("FedAvg", 3, ()), row("A", 3, (0.05, 0.2, 0, 0)), row("B", 1, (-0.2, 0.3, 0, -0.3))]
+    pictures.draw(rows, "FedAvg", tmp_path / "x.png")
+    panels = drawn["figure"].axes
+    assert [panel.get_title("left") for panel in panels] == [
+        "accuracy, mean, minus FedAvg", "accuracy, worst 10 %, minus FedAvg", "AUROC, worst 10 %, minus FedAvg",
+    ]  # fmt: skip
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["A", "B (1 seed)"], "the best is on top"
+    points = [[line for line in panel.lines if line.get_marker() == "o"] for panel in panels]
+    assert [[line.get_xdata()[0] for line in each] for each in points] == [[0.05, -0.2], [0.2, 0.3], [0, -0.3]]
+    noise, better, worse = pictures.NOISE, pictures.BETTER, pictures.WORSE
+    assert [[line.get_color() for line in each] for each in points] == [[noise, worse], [better] * 2, [noise, worse]]
+    drawn.clear()
+    pictures.draw(rows[:1], "FedAvg", tmp_path / "x.png")
+    assert not drawn, "there is nothing to show"
 
 
 def test_the_pace_is_read_from_the_curve():
