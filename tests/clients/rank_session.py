@@ -67,7 +67,8 @@ class Gathering(Classifier):
         self.log("noisy", cross_entropy(torch.nn.functional.dropout(logits, 0.3), batch[1]), sync_dist=True)
         if bool((batch[1] == batch[1][0]).all()):
             self.log("rare", 1.0)
-        print(f"STEP {self.trainer.global_rank} {self.trainer.current_epoch}", flush=True)
+        # With its newline in one write, or lines of several processes run into each other.
+        print(f"STEP {self.trainer.global_rank} {self.trainer.current_epoch}\n", end="", flush=True)
 
     def on_validation_epoch_end(self):
         self.log("deviation", self.seen.compute().std())

@@ -246,7 +246,7 @@ def test_variations_resume_from_anywhere(tmp_path, name, round_index):
         if round_index == project.rounds - 1:  # and sets them when training ends: nothing is left to end after that
             hooks -= {"on_train_epoch_end"}
     if name == "early stopping":  # a fit that has stopped goes on for a round, see below
-        hooks -= {"on_train_end"}
+        hooks -= {"on_train_end"} | ({"on_validation_end"} if round_index == 3 else set())
     check(project, tmp_path, tuple(hooks), round_index)
 
 
