@@ -72,7 +72,7 @@ def test_the_bits_are_those_of_a_matrix(name, option):
         {"client": fl.algorithms.SCAFFOLD(weighting="samples")},
         {"executor": fl.executors.Parallel(2)},
     ],
-    ids=str,
+    ids=lambda options: next(iter(options)),
 )
 def test_other_fits_hold_a_matrix_and_count_on_demand(options):
     found = train(rounds=1, count_conflicts=False, **options)

@@ -219,7 +219,7 @@ def test_a_fit_that_gets_nowhere_stops(name):
         {"module": failing_in(0, 1, 2, 3), "max_failed_rounds": None},
         {"sampler": Gone(0, 1, 2, 3, for_good=True)},  # nobody trains
     ],
-    ids=str,
+    ids=["not in a row", "no limit", "nobody trains"],
 )
 def test_it_goes_on_otherwise(options):
     assert run(6, **options)[1].trainer.current_epoch == 6
