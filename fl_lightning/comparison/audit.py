@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from fl_lightning.core.storage.files import write_text
 from fl_lightning.report import FitRecord
 from fl_lightning.report.conclusion import LOCAL
 from fl_lightning.report.gains import by_client, gain_cells, gains
-from fl_lightning.report.number_formats import STAGES, number, plural
+from fl_lightning.report.number_formats import STAGES, isolated, number, plural
 from fl_lightning.report.page import table_page
 from fl_lightning.report.repetitions import Interval, interval
-from fl_lightning.report.runs_of_a_method import Method, by_method, label_of
+from fl_lightning.report.runs_of_a_method import Method, by_method, label_of, repetition_label
 from fl_lightning.report.tables import Part, Table, runs
 
 _SEEN = ("reads", "clients_also_send", "guard", "attack", "epsilon")
@@ -97,10 +97,13 @@ class Audit:
 
         Raises:
             ImportError: jinja2, which the extra ``report`` brings, is missing.
+            ValueError: the page has the suffix ``.json``.
         """
+        if Path(path).suffix == ".json":
+            raise ValueError(f"path must name the page, such as audit.html, beside which audit.json lies, found {path}")
         page, digests = Path(path), {str(file): _digest(Path(file)) for file in files}
         words = "passed" if self.passed else "failed"
-        lede = [self._verdict, *map(str, self.broken[:_NAMED])]
+        lede = [self._verdict, *(str(replace(one, who=isolated(one.who))) for one in self.broken[:_NAMED])]
         html = table_page(f"Audit of {self.method.label}: {words}", lede, self._parts(digests))
         write_text(page, html)
         write_text(page.with_suffix(".json"), json.dumps(self._plain(digests), indent=1, allow_nan=False))
@@ -219,6 +222,11 @@ def audit(
             f"there must be two runs of {audited.label} or more to tell what is chance, found 1: train it with other "
             "seeds, or take every number as it is (strict)"
         )
+    for place, one in enumerate(audited.records):
+        if any((one.seed, one.evaluations) == (other.seed, other.evaluations) for other in audited.records[:place]):
+            raise ValueError(
+                f"records must hold every run once, found {repetition_label(one)} of {audited.label} twice"
+            )
     tested = audited.first.last_values("test") is not None
     val, test = (None, metric) if tested else (metric, None)
     measure = measure_of(audited.first, several_rates=False, metric=val, test_metric=test, select="mean")

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fl_lightning.comparison.audit import audit
-from fl_lightning.comparison.files import read_run
 from fl_lightning.comparison.limits import LIMITS
 from fl_lightning.comparison.plan import Run
-from fl_lightning.report import FitRecord
+from fl_lightning.report import FitRecord, record_from_json
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -23,7 +22,13 @@ def run(arguments: Sequence[str]) -> int:
     """
     options = _parser().parse_args(list(arguments))
     try:
-        limits = dict(map(_limit, options.limit))
+        limits: dict[str, float] = {}
+        for name, bound in map(_limit, options.limit):
+            if name in limits:
+                raise ValueError(f"--limit must give {name} once, found {limits[name]:g} and {bound:g}")
+            limits[name] = bound
+        if options.weights and options.card is None:
+            raise ValueError("--weights needs --card, which holds their SHA-256")
         files = [file for path in options.records for file in _files(path)]
         records = [_read(file) for file in files]
         found = audit(records, limits, method=options.method, metric=options.metric, strict=options.strict)
@@ -55,16 +60,19 @@ def _files(path: Path) -> Iterator[Path]:
         raise ValueError(f"{path} must be a record or the folder of a finished comparison, which has a runs.csv")
     with table.open(encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines):
+            rate = float(row["learning_rate"]) if row["learning_rate"] else None
+            one = Run(row["method"], rate, int(row["seed"]), int(row["division"]))
             if row["picked"] == "1" and row["status"] == "finished":
-                rate = float(row["learning_rate"]) if row["learning_rate"] else None
-                yield path / "runs" / f"{Run(row['method'], rate, int(row['seed']), int(row['division'])).key}.json"
+                yield path / "runs" / f"{one.key}.json"
+            elif row["picked"] == "1":
+                sys.stderr.write(f"audit: {one} is left out: it failed\n")
 
 
 def _read(file: Path) -> FitRecord:
-    record = read_run(file)
-    if record is None:
-        raise ValueError(f"there is no record {file}")
-    return record
+    try:
+        return record_from_json(file.read_text(encoding="utf-8"))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file} must be the record of a fit, or the folder of a comparison: {error}") from error
 
 
 def _parser() -> argparse.ArgumentParser:

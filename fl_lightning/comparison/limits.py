@@ -23,6 +23,7 @@ LIMITS: Mapping[str, str] = {
     "clients": "the number of clients with a value",
 }
 """What can be limited."""
+_OF_VALUES = ("mean", "worst_10", "client", "alone")
 _LEVEL = 0.95
 _Numbers = tuple[str, bool, Mapping[str, Mapping[Repetition, float]]]
 """What is limited, whether from below, and its numbers by whom they belong to."""
@@ -56,8 +57,9 @@ class Finding:
 
     @property
     def beyond_chance(self) -> bool:
-        """The whole interval lies on the wrong side."""
-        return self.interval is None or self._room + self.interval.half < 0
+        """The whole interval lies on the wrong side; a number that one run alone has counts as it is."""
+        half = inf if self.interval is None else self.interval.half
+        return self._room + (half if half < inf else 0.0) < 0
 
     @property
     def _room(self) -> float:
@@ -83,7 +85,7 @@ class Finding:
         return f"at {'least' if self.at_least else 'most'} {self.bound:g}"
 
     def __str__(self) -> str:
-        return f"{self.who}: {self.what} {self.number}, must be {self.side}"
+        return f"{' '.join(self.who.split())}: {self.what} {self.number}, must be {self.side}"
 
 
 def findings(limits: Mapping[str, float], audited: Method, alone: Method | None, measure: Measure) -> list[Finding]:
@@ -98,12 +100,14 @@ def findings(limits: Mapping[str, float], audited: Method, alone: Method | None,
     Raises:
         ValueError: a limit needs clients who last, gaps, or clients alone, and there are none.
     """
-    found = []
+    found, stage, mode = [], measure.reported_on, measure.mode
+    means = audited.numbers(audited.own(measure.metric, stage), stage, mode).get("mean", {})
+    without = () if len(means) == len(audited.fits) else _OF_VALUES  # a run ended without a value of anybody
     for limit, bound in limits.items():
         for what, at_least, numbers in _limited(limit, audited, alone, measure):
             level = 1 - (1 - _LEVEL) / max(1, len(numbers))
             least = 0.0 - bound if limit == "alone" else bound  # a loss is a negative gain
-            each = ((who, interval(values, level)) for who, values in numbers.items())
+            each = ((who, None if limit in without else interval(values, level)) for who, values in numbers.items())
             found += [Finding(limit, least, who, what, at_least, number) for who, number in each]
     return found
 
@@ -133,12 +137,9 @@ def _limited(limit: str, audited: Method, alone: Method | None, measure: Measure
             raise ValueError(
                 f"gap needs a metric of a gap between groups, such as val_parity_gap, found {', '.join(modes)}"
             )
-        for name in gaps:  # a client with people of one group has none
-            yield (
-                name,
-                False,
-                {who: values for who, values in _sizes(by_client(audited, name, stage)).items() if values},
-            )
+        for name in gaps:  # a client with people of one group has none, but somebody must have one
+            known = {who: values for who, values in _sizes(by_client(audited, name, stage)).items() if values}
+            yield name, False, known or {LIMITS[limit]: {}}
     elif alone is None:
         raise ValueError("alone needs records in which every client trains alone: compare --bounds local makes them")
     else:

@@ -16,6 +16,7 @@ from torchmetrics.classification import BinaryAccuracy
 
 import fl_lightning as fl
 from fl_lightning.__main__ import main
+from fl_lightning.comparison.files import write_run
 
 SITES = ("Aachen", "Bari", "Cork", "Delft", "Espoo", "Faro")
 LIMITS = {"mean": 0.85, "worst_10": 0.8, "client": 0.75, "gap": 0.3, "clients": 6}
@@ -160,6 +161,21 @@ def test_a_client_without_a_value_breaks_limits_for_each_client_and_is_named():
     assert str(found).endswith("Never evaluated: Dundee.")
 
 
+def test_what_some_runs_lack_is_no_chance():
+    runs = made("FedAvg", (0.9, 0.9, 0.9, 0.4))
+    empty = [replace(run, evaluations=()) for run in runs]
+    found = fl.audit([runs[0], *empty[1:]], {"mean": 0.1, "worst_10": 0.1})  # two fits came to nothing
+    assert [one.number for one in found.broken] == ["no value"] * 2
+    values = replace(runs[0].evaluations[0], values={"test_acc": (0.9, 0.9, 0.9, None)})
+    others = [replace(run, evaluations=(values,)) for run in runs[1:]]
+    assert [one.who for one in fl.audit([runs[0], *others], {"client": 0.5}).broken] == ["Dundee"]  # in one run alone
+    unknown = {"test_acc": (0.9,) * 4, "test_gap": (None,) * 4}
+    gaps = replace(values, values=unknown, modes={"test_acc": "max", "test_gap": "abs"})
+    assert not fl.audit([replace(run, evaluations=(gaps,)) for run in runs], {"gap": 0.3}).passed
+    with pytest.raises(ValueError, match="records must hold every run once, found seed 1 of FedAvg twice"):
+        fl.audit([*runs, runs[1]], {"mean": 0.5})
+
+
 def test_small_values_may_be_good_and_gaps_count_by_size():
     losses = made("FedAvg", (0.1, 0.2, 0.3, 0.9), "test_loss", "min")
     assert [one.who for one in fl.audit(losses, {"client": 0.5}).broken] == ["Dundee"]
@@ -222,10 +238,34 @@ def test_the_command_reads_files_and_writes_a_card(tmp_path, capsys):
     ):
         assert words in page
     assert main([*command, "--limit", "client=0.4"]) == 0
-    assert main([*command, "--limit", "client"]) == 2
-    assert "--limit must be NAME=NUMBER, such as worst_10=0.6, found 'client'" in capsys.readouterr().err
+    for wrong, words in (
+        (["--limit", "client"], "--limit must be NAME=NUMBER, such as worst_10=0.6, found 'client'"),
+        (["--limit", "client=0.9", "--limit", "client=0.4"], "--limit must give client once, found 0.9 and 0.4"),
+        (["--limit", "client=0.4", "--card", "audit.json"], "path must name the page, such as audit.html"),
+    ):
+        assert main([*command, *wrong]) == 2
+        assert words in capsys.readouterr().err
+    for given, words in (
+        ([weights], "model.ckpt must be the record of a fit"),
+        ([files[0], "--weights", weights], "--weights needs --card"),
+    ):
+        assert main(["audit", *map(str, given), "--limit", "client=0.4"]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_the_command_takes_the_picked_runs_of_a_comparison(tmp_path, capsys):
     assert main(["audit", str(tmp_path), "--limit", "mean=0.5"]) == 2
     assert "the folder of a finished comparison" in capsys.readouterr().err
+    rows = ["method,learning_rate,division,seed,picked,status"]
+    for run in made("FedAvg", (0.9,) * 4):
+        rows += [
+            f"FedAvg,,0,{run.seed},1,{'failed' if run.seed == 1 else 'finished'}",
+            f"FedAvg,9,0,{run.seed},0,failed",
+        ]
+        write_run(tmp_path / "runs" / f"FedAvg--lr-own--seed-{run.seed}.json", run)
+    (tmp_path / "runs.csv").write_text("\n".join(rows))
+    assert main(["audit", str(tmp_path), "--limit", "mean=0.5"]) == 0
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == (
+        "passed: FedAvg, 2 seeds, keeps 1 limit\n", "audit: FedAvg, seed 1 is left out: it failed\n",
+    )  # fmt: skip
