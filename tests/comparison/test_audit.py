@@ -141,7 +141,8 @@ def test_only_what_is_beyond_chance_breaks_a_limit_unless_strict():
     strict = fl.audit(runs, {"client": 0.7}, strict=True)
     assert [one.who for one in strict.broken] == ["Dundee"]
     assert str(strict).startswith("failed: FedAvg, 3 seeds, breaks client:\n  Dundee: test_acc 0.695 (")
-    assert not fl.audit(made("FedAvg", (0.9, 0.9, 0.9, 0.5)), {"client": 0.7}).passed
+    broken = fl.audit(made("FedAvg", (0.9, 0.9, 0.9, 0.5)), {"client": 0.7, "worst_10": 0.7}).broken
+    assert [one.who for one in broken] == ["Dundee", "the worst tenth of the clients"]
 
 
 @pytest.mark.parametrize(("bound", "passed"), [(0.0, False), (0.2, True)])
@@ -181,6 +182,8 @@ def test_small_values_may_be_good_and_gaps_count_by_size():
     assert [one.who for one in fl.audit(losses, {"client": 0.5}).broken] == ["Dundee"]
     gaps = made("FedAvg", (0.1, -0.1, 0.0, -0.4), "test_gap", "abs")
     assert [one.who for one in fl.audit(gaps, {"client": 0.3}).broken] == ["Dundee"]
+    large = made("FedAvg", (9e3,) * 4, "test_loss", "min")
+    assert fl.audit(large, {"client": 2e4}).findings[0].number == "9,000.0 (9,000.0 to 9,000.1)"
 
 
 @pytest.mark.parametrize(
@@ -234,10 +237,14 @@ def test_the_command_reads_files_and_writes_a_card(tmp_path, capsys):
         "sums of the updates alone",
         "NormBound(1.0)",
         "worse off",
+        "0.510 ± 0.025",
         "<td><bdi>broken",
     ):
         assert words in page
     assert main([*command, "--limit", "client=0.4"]) == 0
+    fl.audit(made("FedAvg", (0.9,) * 4, seeds=1), {"mean": 0.5}, strict=True).write(card)
+    one_run = json.loads(card.with_suffix(".json").read_text())["clients"]["test_acc"]
+    assert one_run["Dundee"] == {"value": 0.9, "half_width": None}
     for wrong, words in (
         (["--limit", "client"], "--limit must be NAME=NUMBER, such as worst_10=0.6, found 'client'"),
         (["--limit", "client=0.9", "--limit", "client=0.4"], "--limit must give client once, found 0.9 and 0.4"),

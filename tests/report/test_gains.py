@@ -77,7 +77,7 @@ def test_small_values_may_be_good_and_a_personal_model_counts():
 
 
 def test_one_repetition_tells_nothing_and_missing_values_are_rows():
-    values = {"FedLF": (0.9, 0.9, None), "local only": (0.1, None, 0.1)}
+    values = {"FedLF": (0.9, 0.9), "local only": (0.1, None, 0.1)}
     runs = [one_run(method, several, names=("a", "b", "c")) for method, several in values.items()]
     found = told(runs)
     assert found["a"].interval == (pytest.approx(0.8), inf)
@@ -103,6 +103,7 @@ def test_the_page_says_who_should_join(tmp_path):
     page = write_report(runs, tmp_path / "report.html").read_text()
     assert "Should a client join?" in page
     assert "4 cannot be told" in page
+    assert ">the client is<" in page
     assert "Should a client join?" not in write_report(runs[:3], tmp_path / "report.html").read_text().replace(
         ">Should a client join?</a>", ""
     )
