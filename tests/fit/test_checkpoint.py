@@ -85,6 +85,11 @@ def test_a_stock_trainer_goes_on_from_a_federated_file(tmp_path):
 # ---- how a file is written
 
 
+def test_what_is_no_checkpoint_is_saved_as_it_is(tmp_path):
+    fl.FederatedStrategy(fl.algorithms.FedAvg()).save_checkpoint([1], tmp_path / "a.pt")
+    assert torch.load(tmp_path / "a.pt") == [1]
+
+
 def test_a_save_replaces_a_link_and_not_its_target(tmp_path):
     io = AtomicCheckpointIO()
     io.save_checkpoint({"x": 1}, tmp_path / "best.ckpt")
