@@ -243,6 +243,10 @@ LEFT_OUT = [
         rf"computes plain SGD steps of its own, without these: momentum=0\.9, {HOOKS}",
     ),
     (
+        functools.partial(Ditto, personal_lr=0.1), Classifier, {"optimizer": "Adam", "lr": 0.01}, {},
+        "computes plain SGD steps of its own, without these: Adam",
+    ),
+    (
         fl.algorithms.FedISM, Watched, {}, {"callbacks": [Watching()]},
         r"computes gradients of its own, without these: Watching\.on_after_backward",
     ),
@@ -252,7 +256,8 @@ LEFT_OUT = [
 @pytest.mark.parametrize(("method", "module", "optimizer", "trainer", "said"), LEFT_OUT)
 def test_settings_and_hooks_that_a_method_leaves_out_are_named(method, module, optimizer, trainer, said):
     full = {"full_gradients": True} if module is Configured else {}
-    said = pytest.warns(UserWarning, match=f"^{method.__name__} {said}$") if said else contextlib.nullcontext()
+    name = getattr(method, "func", method).__name__
+    said = pytest.warns(UserWarning, match=f"^{name} {said}$") if said else contextlib.nullcontext()
     with said:
         found = train(fresh(module, **optimizer), 1, algorithm=method(), **full, **trainer).module
     if full:
