@@ -198,8 +198,9 @@ def test_a_plateau_schedule_within_visits_is_refused_by_name():
     class Plateau(Classifier):
         def configure_optimizers(self):
             optimizer = super().configure_optimizers()
-            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step", "monitor": "x"}}
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            by_round = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+            return [optimizer], [by_round, {"scheduler": plateau, "interval": "step", "monitor": "x"}]
 
     with pytest.raises(ValueError, match=r"ReduceLROnPlateau has interval='step'.*use interval='epoch'"):
         fit(fresh(Plateau))
