@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fl_lightning.arguments import checked, shown
 from fl_lightning.data import Partition
-from fl_lightning.testing.requiring import SEEDED, require
+from fl_lightning.testing.requiring import SEEDED, dice_of_others, require
 
 _SAMPLES, _CLASSES = 600, 10
 
@@ -31,16 +31,20 @@ def check_partition(partition: Partition, labels: Tensor | None = None) -> None:
     name = f"split of {kind}"
     dice = torch.Generator().manual_seed(0)
     given = torch.randint(_CLASSES, (_SAMPLES,), generator=dice) if labels is None else labels
-    before, state = given.clone(), torch.get_rng_state()
+    before, shared = given.clone(), dice_of_others()
     parts = partition.split(given, 1)
+    listed = isinstance(parts, list) and bool(parts)
+    require(listed, f"{name} must return a list with a vector per client, found {shown(parts)}")
     require(torch.equal(before, given), f"{name} changes the labels: copy them")
-    require(torch.equal(state, torch.get_rng_state()), f"{name} draws from torch's own generator: {SEEDED}")
+    require(shared == dice_of_others(), f"{name} draws from a generator that others share, or seeds it: {SEEDED}")
     for client, part in enumerate(parts):
         form = f"{list(part.shape)} of {part.dtype}" if isinstance(part, Tensor) else type(part).__name__
         right = isinstance(part, Tensor) and part.dim() == 1 and part.dtype == torch.int64
         require(right, f"{name} must return an int64 vector per client, found {form} for client {client}")
-    times = torch.bincount(torch.cat(parts), minlength=len(given))
-    require(len(times) == len(given), f"{name} deals sample {len(times) - 1} of {len(given)}")
+    every = torch.cat(parts)
+    for sample in every[(every < 0) | (every >= len(given))].tolist():
+        require(False, f"{name} deals sample {sample} of {len(given)}")
+    times = torch.bincount(every, minlength=len(given))
     for sample in (times != 1).nonzero().flatten().tolist():
         found = f"sample {sample} with {int(times[sample])}"
         require(False, f"{name} must deal every sample to one client, found {found}")

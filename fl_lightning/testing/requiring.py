@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
+
+import numpy
+import torch
 
 from fl_lightning.arguments import shown
 
@@ -16,6 +20,11 @@ def require(holds: bool, problem: str) -> None:
     """Raises AssertionError with what is wrong and what to write instead; ``python -O`` leaves out ``assert``."""
     if not holds:
         raise AssertionError(problem)
+
+
+def dice_of_others() -> list[str]:
+    """The states of the generators of torch, NumPy and Python that everybody shares."""
+    return [str(state) for state in (torch.get_rng_state().tolist(), numpy.random.get_state(), random.getstate())]
 
 
 def refuse_other(make: Callable[[], Any], kinds: tuple[type[Any], ...], words: str) -> None:

@@ -20,7 +20,7 @@ from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage import rule_state
 from fl_lightning.core.updates import UpdateMatrix
-from fl_lightning.testing.requiring import DECLARE, refuse_other, require
+from fl_lightning.testing.requiring import DECLARE, SEEDED, dice_of_others, refuse_other, require
 from fl_lightning.testing.sealed_rows import LEVELS, RefusedError, sealed
 
 _SIZES = (30, 12, 50)
@@ -102,15 +102,22 @@ def check_server_rule(
 
 def _step(rule: Subject) -> None:
     for dtype in (torch.float32, torch.float64):
-        made = rule.make()
-        for cohort in rule.rounds(5, dtype):
-            rows, params = cohort.updates.rows.clone(), cohort.params.clone()
+        made, other = rule.make(), rule.make()
+        rule.must(made.reads in LEVELS, f"must say reads = one of {', '.join(LEVELS)}, found {made.reads!r}")
+        for cohort, same in zip(rule.rounds(5, dtype), rule.rounds(5, dtype), strict=True):
+            given = (cohort.updates.rows, cohort.params, cohort.known_losses, cohort.sizes)
+            before, dice = [value.clone() for value in given], dice_of_others()
             step = made.aggregate(cohort)
-            form = isinstance(step, Tensor) and step.shape == params.shape and step.dtype == dtype
-            rule.must(form, f"must return a step like params, {list(params.shape)} of {dtype}, found {_form(step)}")
+            form = isinstance(step, Tensor) and step.shape == before[1].shape and step.dtype == dtype
+            rule.must(form, f"must return a step like params, {list(before[1].shape)} of {dtype}, found {_form(step)}")
             rule.must(bool(step.isfinite().all()), "returns a step that is not finite for ordinary rows")
-            untouched = torch.equal(rows, cohort.updates.rows) and torch.equal(params, cohort.params)
-            rule.must(untouched, "changes the rows or params of its cohort: copy them before writing")
+            untouched = all(map(torch.equal, before, given))
+            rule.must(untouched, "changes the rows, params, losses or sizes of its cohort: copy them before writing")
+            rule.must(dice == dice_of_others(), f"draws from a generator that others share, or seeds it: {SEEDED}")
+            step = step.clone()
+            cohort.updates.rows.zero_()  # as in a fit, where the next round's take their place
+            problem = f"gives other steps once earlier rows are overwritten: keep copies, row.clone(), and {DECLARE}"
+            rule.must(torch.equal(step, other.aggregate(same)), problem)
 
 
 def _form(step: object) -> str:

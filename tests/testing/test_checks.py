@@ -4,6 +4,7 @@
 import importlib
 import random
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,32 @@ class Writing(Mean):
     def aggregate(self, cohort):
         cohort.updates.rows.mul_(2)
         return super().aggregate(cohort)
+
+
+class Scaling(Mean):
+    def aggregate(self, cohort):
+        cohort.known_losses.mul_(2)
+        return super().aggregate(cohort)
+
+
+class Seeding(Mean):
+    def weights(self, cohort):
+        torch.manual_seed(cohort.round)
+        return super().weights(cohort)
+
+
+class Viewing(Mean):
+    last = per_client(torch.Tensor)
+
+    def aggregate(self, cohort):
+        step = super().aggregate(cohort) + sum(self.last.get(k, 0.0) for k in cohort.client_ids)
+        for k, row in zip(cohort.client_ids, cohort.updates.rows, strict=True):
+            self.last[k] = row
+        return step
+
+
+class Misspelt(Mean):
+    reads = "sum"
 
 
 class FirstMost(Mean):
@@ -123,7 +150,11 @@ class Large(Mean):
     ("rule", "check", "words"),
     [
         (Half, "step", "must return a step like params, [92] of torch.float32, found [91] of torch.float32"),
-        (Writing, "step", "changes the rows or params of its cohort: copy them before writing"),
+        (Writing, "step", "changes the rows, params, losses or sizes of its cohort: copy"),
+        (Scaling, "step", "changes the rows, params, losses or sizes of its cohort: copy"),
+        (Seeding, "step", "draws from a generator that others share, or seeds it"),
+        (Viewing, "step", "gives other steps once earlier rows are overwritten: keep copies, row.clone()"),
+        (Misspelt, "step", "must say reads = one of sums, gram, rows, found 'sum'"),
         (FirstMost, "order", "gives another step when the clients come in another order"),
         (Clipped, "scaling", "does not scale"),
         (Counting, "zero rows", "changes its state in a round of zero rows"),
@@ -232,19 +263,26 @@ class Halves(fl.data.Partition):
         order = order.roll(self.calls) if self.fault == "moving" else order
         if self.fault == "writing":
             labels.zero_()
+        if self.fault == "seeding":
+            random.seed(seed)
         if self.fault == "lossy":
             order = order[1:]
         if self.fault == "beyond":
             order = order + 1
+        if self.fault == "below":
+            order = order - 1
         count = 2 + (seed == 2 and self.fault == "growing")
         parts = list(order.chunk(count))
+        if self.fault == "nobody":
+            return []
         return [part.tolist() for part in parts] if self.fault == "lists" else parts
 
 
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("writing", "changes the labels"), ("global", "draws from torch's own generator"),
+        ("writing", "changes the labels"), ("global", "draws from a generator that others share"),
+        ("seeding", "or seeds it"), ("below", "deals sample -1 of 600"), ("nobody", "must return a list with a vector"),
         ("lists", "must return an int64 vector per client, found list for client 0"),
         ("lossy", r"must deal every sample to one client, found sample \d+ with 0"),
         ("beyond", "deals sample 600 of 600"), ("moving", "divides otherwise the second time"),
@@ -268,3 +306,5 @@ def test_the_methods_of_the_page_pass(tmp_path, monkeypatch):
     (tmp_path / "its_tests.py").write_text(tests, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("its_tests").test_my_methods()
+    for name in ("my_project", "its_tests"):
+        sys.modules.pop(name)
