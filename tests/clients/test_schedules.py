@@ -229,6 +229,18 @@ def test_a_scheduler_stepped_by_hand_every_third_batch_is_as_in_lightning():
     assert torch.equal(weights(ours), weights(plain))
 
 
+class OnceAVisit(ByHand):
+    def training_step(self, batch, batch_idx):
+        self.take(Rated.training_step(self, batch, batch_idx))
+        if batch_idx == 0:
+            self.lr_schedulers().step()
+
+
+def test_a_scheduler_stepped_by_hand_once_a_visit_steps_once_a_round_of_a_small_client():
+    trainer = fit(fresh(OnceAVisit), 6, clients_per_round=1, limit_val_batches=0).trainer
+    assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == 6
+
+
 class Argued(ByHand):
     def training_step(self, batch, batch_idx):
         self.take(Rated.training_step(self, batch, batch_idx))
