@@ -17,6 +17,7 @@ import fl_lightning as fl
 from fl_lightning.algorithms import SCAFFOLD, FedAvg, FedHEAL, FedMDFG, QFedAvg
 from fl_lightning.federation.message_checks import (
     FEDERATION,
+    METRICS,
     SENTENCE,
     MessageError,
     evaluation,
@@ -205,6 +206,10 @@ EVALUATION = {
 def test_evaluations_are_read_or_refused():
     dice = random.Random(3)
     assert evaluation(EVALUATION, 2, 1, "val").values["acc"].tolist() == [0.5]
+    many = {f"m{k}": torch.tensor([0.5]) for k in range(METRICS)}
+    assert len(evaluation({**EVALUATION, "values": many}, 2, 1, "val").values) == METRICS
+    with pytest.raises(MessageError, match=f"at most {METRICS} metrics, found {METRICS + 1}"):
+        evaluation({**EVALUATION, "values": {**many, "more": many["m0"]}}, 2, 1, "val")
     for _ in range(hostile.CASES):
         try:
             found = evaluation(hostile.mutated(dice, EVALUATION), 2, 1, "val")
