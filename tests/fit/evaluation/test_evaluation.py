@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from plain_loop import client_batches, evaluate
 from sklearn.metrics import precision_score, recall_score
-from support import CLASSES, Blobs, Classifier, federated_blobs, fresh, quiet_trainer
+from support import CLASSES, Blobs, Classifier, federated_blobs, fit, fresh, quiet_trainer
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import (
     MulticlassAccuracy,
@@ -208,3 +208,19 @@ def test_a_fairness_metric_that_nobody_logs_is_warned_of_once(recwarn):
     assert not warned("val_acc")
     assert not warned("val_loss")
     assert not warned("typo", limit_val_batches=0)
+
+
+class Drawing(Classifier):
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.log("drawn", torch.rand(()), batch_size=len(batch[0]))
+
+
+def test_random_numbers_of_an_evaluation_follow_the_seed_the_round_and_the_client():
+    def drawn(seed, rounds):
+        return fit(fresh(Drawing), rounds, seed=seed).strategy.last_evaluation.values["drawn"].tolist()
+
+    one = drawn(0, 1)
+    assert len(set(one)) == len(one)
+    assert one == drawn(0, 1)
+    assert not {*one} & {*drawn(1, 1), *drawn(0, 2)}
