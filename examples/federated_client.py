@@ -22,7 +22,8 @@ def main(rounds: int = 5) -> bool:
     labels = torch.arange(90) % 3
     inputs = 2 * torch.eye(3)[labels, :2] + torch.randn(90, 2, generator=torch.Generator().manual_seed(0))
     dataset, owned = TensorDataset(inputs, labels), [range(15), range(15, 40), range(40, 90)]
-    strategy = fl.FederatedStrategy(fl.algorithms.FedLF(), sampler=fl.data.AllClients())
+    # Losses in training's batches, in all rounds: larger ones need a server that carries what clients find out of them.
+    strategy = fl.FederatedStrategy(fl.algorithms.FedLF(), sampler=fl.data.AllClients(), loss_batch_size="training")
     # Each of these three may be a process on a machine of its own. It needs its data, and one message per round.
     clients = [
         fl.FederatedClient(module(), Subset(dataset, share), strategy, i, num_clients=3)
