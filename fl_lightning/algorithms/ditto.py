@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.algorithms._shared.own_loss import add_gradient, refuse_manual_optimization
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import ClientReport, LocalWork, Needs
@@ -78,11 +79,7 @@ class PersonalModels(ClientRule):
 
     def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
         """Personal models need losses that ``training_step`` leaves to others to descend."""
-        if not getattr(module, "automatic_optimization", True):
-            raise ValueError(
-                f"Ditto trains personal models on the loss of {type(module).__name__}.training_step, which optimizes "
-                "manually: use automatic optimization"
-            )
+        refuse_manual_optimization(module, "Ditto trains personal models on the loss of {}")
 
     def personal_model(self, client_id: int) -> Snapshot | None:
         """The client's model on the CPU, or ``None`` before the end of its first round."""
@@ -106,15 +103,12 @@ class PersonalModels(ClientRule):
         # The present seed is the client's own in this round.
         seed = derive_seed(torch.initial_seed(), "personal", self._batches)
         stand_in = standing_in(work.module, work.parameters, work.layout, model)
-        with isolated(seed, work.params.device), torch.enable_grad(), stand_in:
-            loss = work.own_loss(batch, batch_idx)
-            gradients = torch.autograd.grad(loss, work.parameters, allow_unused=True)
-            buffers = packed_buffers(work.module, work.params.device)
         if self._gradient is None:
             self._gradient = torch.zeros_like(work.params)
-        for part, gradient in zip(work.layout.views(self._gradient), gradients, strict=True):
-            if gradient is not None:
-                part.add_(gradient, alpha=1 / work.window)  # as the loss of the global model is divided
+        with isolated(seed, work.params.device), torch.enable_grad(), stand_in:
+            loss = work.own_loss(batch, batch_idx)
+            add_gradient(self._gradient, loss, work, 1 / work.window)  # as the loss of the global model is divided
+            buffers = packed_buffers(work.module, work.params.device)
         self._model = Snapshot(model.params, buffers)
         self._from_step, self._step_lr = work.steps, lr
         self._batches += 1

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.algorithms._shared.own_loss import add_gradient, measured_loss
+from fl_lightning.algorithms._shared.own_loss import add_gradient, measured_loss, refuse_manual_optimization
 from fl_lightning.algorithms._shared.weighting import reported, shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, StepReport
@@ -125,11 +125,7 @@ class LowestLosses(ClientRule):
 
     def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
         """Training alone needs losses that ``training_step`` leaves to others to descend."""
-        if not getattr(module, "automatic_optimization", True):
-            raise ValueError(
-                f"EAGLE trains clients alone on the loss of {type(module).__name__}.training_step, which optimizes "
-                "manually: use automatic optimization, or give best_losses"
-            )
+        refuse_manual_optimization(module, "EAGLE trains clients alone on the loss of {}", ", or give best_losses")
 
     def begin_client(self, work: LocalWork) -> None:
         """Trains alone, unless the client has done so in an earlier round."""

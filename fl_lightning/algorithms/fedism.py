@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.algorithms._shared.own_loss import add_gradient, measured_loss
+from fl_lightning.algorithms._shared.own_loss import add_gradient, measured_loss, refuse_manual_optimization
 from fl_lightning.algorithms._shared.weighting import reported, shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, StepReport
@@ -91,11 +91,7 @@ class SharpnessAware(ClientRule):
 
     def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
         """The second pass needs losses that ``training_step`` leaves to others to descend."""
-        if not getattr(module, "automatic_optimization", True):
-            raise ValueError(
-                f"FedISM takes the loss of {type(module).__name__}.training_step a second time, which optimizes "
-                "manually: use automatic optimization"
-            )
+        refuse_manual_optimization(module, "FedISM takes the loss of {} a second time")
 
     def begin_client(self, work: LocalWork) -> None:
         """Measures the sharpness: two passes over the client's data in evaluation mode, with equal random numbers."""

@@ -1,16 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module's own loss over all of a client's data at some model, for client rules that train or measure by it."""
+"""The module's own loss of a client's data at some model, for client rules that train or measure by it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_lightning.algorithms.records import LocalWork
 from fl_lightning.core.model_snapshot import Snapshot, standing_in
 from fl_lightning.core.seeding import derive_seed, isolated
+
+
+def refuse_manual_optimization(module: nn.Module, use: str, otherwise: str = "") -> None:
+    """Refuses modules whose ``training_step`` does not leave its loss to others to descend.
+
+    ``use`` says what a rule does with the loss, with braces for the step's name; ``otherwise`` what else helps.
+    """
+    if not getattr(module, "automatic_optimization", True):
+        whose = use.format(f"{type(module).__name__}.training_step")
+        raise ValueError(f"{whose}, which optimizes manually: use automatic optimization{otherwise}")
 
 
 def measured_loss(work: LocalWork, model: Snapshot, purpose: str, slope: bool) -> tuple[float, Tensor]:
