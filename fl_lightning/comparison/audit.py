@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,8 @@ from fl_lightning.comparison.limits import LIMITS, Finding, findings
 from fl_lightning.comparison.plan import Measure, measure_of
 from fl_lightning.core.storage.files import write_text
 from fl_lightning.report import FitRecord
-from fl_lightning.report.conclusion import LOCAL
-from fl_lightning.report.gains import by_client, gain_cells, gains
-from fl_lightning.report.number_formats import STAGES, isolated, number, plural
+from fl_lightning.report.gains import by_client, gain_cells, gains, trained_alone
+from fl_lightning.report.number_formats import STAGES, interval_words, isolated, plural
 from fl_lightning.report.page import table_page
 from fl_lightning.report.repetitions import Interval, interval
 from fl_lightning.report.runs_of_a_method import Method, by_method, label_of, repetition_label
@@ -51,7 +51,10 @@ class Audit:
     @property
     def broken(self) -> list[Finding]:
         """The numbers that break their limits: beyond chance, or with ``strict`` at all."""
-        return [one for one in self.findings if (one.broken if self.strict else one.beyond_chance)]
+        return [one for one in self.findings if self._breaks(one)]
+
+    def _breaks(self, one: Finding) -> bool:
+        return one.broken if self.strict else one.beyond_chance
 
     @property
     def passed(self) -> bool:
@@ -79,7 +82,7 @@ class Audit:
 
     @property
     def _others(self) -> list[str]:
-        unsure = [one for one in self.findings if one.broken and one not in self.broken]
+        unsure = [one for one in self.findings if one.broken and not self._breaks(one)]
         found = ["On the wrong side, but within chance:", *(f"  {one}" for one in unsure)] if unsure else []
         missing = self.never_evaluated
         return found + [f"Never evaluated: {', '.join(missing)}."] * bool(missing)
@@ -111,7 +114,7 @@ class Audit:
 
     def _parts(self, digests: Mapping[str, str]) -> list[Part]:
         cells = [[f"{one.limit}={abs(one.bound):g}", one.who, one.what, one.number, one.side, self._word(one)]
-                 for one in sorted(self.findings, key=lambda one: one not in self.broken)]  # fmt: skip
+                 for one in sorted(self.findings, key=lambda one: not self._breaks(one))]  # fmt: skip
         head = ["limit", "who", "what", "number (interval)", "must be", ""]
         first, sums = self.method.first, sum(self.method.first.client_sizes)
         data = [
@@ -129,18 +132,19 @@ class Audit:
         return [part for part in parts if part]
 
     def _word(self, one: Finding) -> str:
-        return "broken" if one in self.broken else "within chance" if one.broken else "kept"
+        return "broken" if self._breaks(one) else "within chance" if one.broken else "kept"
 
     def _clients(self) -> Part:
-        columns, gained = self._columns(), self._gains()
+        columns, gained = self._columns, self._gains
         names = dict.fromkeys(name for column in columns.values() for name in column)
-        rows = [[name, *(_interval_words(column.get(name)) for column in columns.values()), *gained.get(name, ())]
+        rows = [[name, *(interval_words(column.get(name)) for column in columns.values()), *gained.get(name, ())]
                 for name in names]  # fmt: skip
         head = ["client", *columns, *(["gain over training alone", "the client is"] if gained else [])]
         return Part(
             "Every client", [Table(rows, "numbers", head)] if rows else [], "With 95 % intervals over the runs."
         )
 
+    @cached_property
     def _columns(self) -> dict[str, dict[str, Interval | None]]:
         stage = self.measure.reported_on
         last = filter(None, (record.last_values(stage) for record in self.method.records))
@@ -149,6 +153,7 @@ class Audit:
             for metric in dict.fromkeys(name for values in last for name in values.values)
         }
 
+    @cached_property
     def _gains(self) -> dict[str, tuple[str, str]]:
         found = self.measure
         each = [] if self.alone is None else gains(
@@ -166,9 +171,9 @@ class Audit:
             ],
             "clients": {
                 metric: {who: _ends(value) for who, value in column.items()}
-                for metric, column in self._columns().items()
+                for metric, column in self._columns.items()
             },
-            "gains": {who: {"gain": gain, "advice": advice} for who, (gain, advice) in self._gains().items()},
+            "gains": {who: {"gain": gain, "advice": advice} for who, (gain, advice) in self._gains.items()},
             "never_evaluated": self.never_evaluated, "training_samples": dict(zip(
                 first.client_names, first.client_sizes, strict=True
             )),
@@ -230,7 +235,7 @@ def audit(
     tested = audited.first.last_values("test") is not None
     val, test = (None, metric) if tested else (metric, None)
     measure = measure_of(audited.first, several_rates=False, metric=val, test_metric=test, select="mean")
-    alone = next((one for one in methods.values() if one.is_bound and one.first.method == LOCAL), None)
+    alone = trained_alone(methods.values())
     return Audit(audited, alone, measure, findings(limits, audited, alone, measure), strict)
 
 
@@ -250,12 +255,6 @@ def _ends(found: Interval | None) -> dict[str, float | None] | None:
     if found is None:
         return None
     return {"value": found.middle, "half_width": found.half if isfinite(found.half) else None}
-
-
-def _interval_words(found: Interval | None) -> str:
-    if found is None:
-        return "-"
-    return number(found.middle) + (f" ± {number(found.half)}" if isfinite(found.half) else "")
 
 
 def _text(value: Any) -> str:

@@ -9,7 +9,7 @@ from math import inf
 
 from fl_lightning.comparison.plan import Measure
 from fl_lightning.metrics.functional import guessed_mode
-from fl_lightning.report.gains import by_client, differences
+from fl_lightning.report.gains import by_client, gains
 from fl_lightning.report.number_formats import notation, number
 from fl_lightning.report.repetitions import Interval, Repetition, interval
 from fl_lightning.report.runs_of_a_method import Method, label_of
@@ -143,7 +143,7 @@ def _limited(limit: str, audited: Method, alone: Method | None, measure: Measure
     elif alone is None:
         raise ValueError("alone needs records in which every client trains alone: compare --bounds local makes them")
     else:
-        gained = differences(audited, alone, measure.metric, stage, mode)
+        gained = {gain.client: gain.gained for gain in gains(audited, alone, measure.metric, stage, mode)}
         trained = {
             label_of(record, k) for record in alone.records for k, size in enumerate(record.client_sizes) if size
         }

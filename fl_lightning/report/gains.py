@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf, isfinite, nan
 from statistics import fmean
 from typing import Literal
 
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.conclusion import LOCAL
-from fl_lightning.report.number_formats import notation, number
+from fl_lightning.report.number_formats import interval_words, notation, number
 from fl_lightning.report.repetitions import Interval, Repetition, interval
 from fl_lightning.report.runs_of_a_method import Method, Stage, goodness, label_of
 from fl_lightning.report.tables import Part, Summary, Table
@@ -30,14 +31,18 @@ class Gain:
         client: its name.
         alone: mean of its value over the repetitions in which it trains alone; NaN without one.
         together: the same with the method.
-        interval: of the gain, taken repetition by repetition, with 95 %; positive is good. ``None`` where no repetition
-            has both values.
+        gained: what it gains in each repetition that has both values; positive is good.
     """
 
     client: str
     alone: float
     together: float
-    interval: Interval | None
+    gained: Mapping[Repetition, float]
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        """Of the gain, with 95 %; ``None`` where no repetition has both values."""
+        return interval(self.gained)
 
     @property
     def advice(self) -> Advice:
@@ -47,29 +52,21 @@ class Gain:
         return "better off" if self.interval.middle > 0 else "worse off"
 
 
+def trained_alone(methods: Iterable[Method]) -> Method | None:
+    """The fits in which every client trains alone, if there are any."""
+    return next((method for method in methods if method.is_bound and method.first.method == LOCAL), None)
+
+
 def gains(method: Method, alone: Method, metric: str, stage: Stage, mode: Mode) -> list[Gain]:
     """Each client's gain, the smallest first, and last those of whom nothing is known."""
+    with_it, by_itself = (by_client(one, one.own(metric, stage), stage) for one in (method, alone))
     found = []
-    with_it, by_itself = (by_client(one, one.own(metric, stage), stage) for one in (method, alone))
-    for client, gained in differences(method, alone, metric, stage, mode).items():
-        both = (each.get(client, {}).values() for each in (by_itself, with_it))
-        before, after = (fmean(values) if values else nan for values in both)
-        found.append(Gain(client, before, after, interval(gained)))
-    return sorted(found, key=lambda gain: (inf,) if gain.interval is None else gain.interval)
-
-
-def differences(
-    method: Method, alone: Method, metric: str, stage: Stage, mode: Mode
-) -> dict[str, dict[Repetition, float]]:
-    """What each client gains over training alone, in every repetition that has both values; positive is good."""
-    with_it, by_itself = (by_client(one, one.own(metric, stage), stage) for one in (method, alone))
-    found = {}
-    for client in [*with_it, *(name for name in by_itself if name not in with_it)]:
+    for client in {**with_it, **by_itself}:
         ours, theirs = with_it.get(client, {}), by_itself.get(client, {})
-        found[client] = {
-            one: goodness(ours[one], mode) - goodness(theirs[one], mode) for one in ours.keys() & theirs.keys()
-        }
-    return found
+        gained = {one: goodness(ours[one], mode) - goodness(theirs[one], mode) for one in ours.keys() & theirs.keys()}
+        before, after = (fmean(values.values()) if values else nan for values in (theirs, ours))
+        found.append(Gain(client, before, after, gained))
+    return sorted(found, key=lambda gain: (inf,) if gain.interval is None else gain.interval)
 
 
 def by_client(method: Method, metric: str, stage: Stage) -> dict[str, dict[Repetition, float]]:
@@ -91,7 +88,7 @@ def by_client(method: Method, metric: str, stage: Stage) -> dict[str, dict[Repet
 
 def gain_tables(methods: Sequence[Method], metric: str, stage: Stage, mode: Mode) -> dict[str, list[Gain]]:
     """:func:`gains` by the labels of the methods; empty where no client has trained alone."""
-    alone = next((method for method in methods if method.is_bound and method.first.method == LOCAL), None)
+    alone = trained_alone(methods)
     if alone is None:
         return {}
     found = {m.label: gains(m, alone, metric, stage, mode) for m in methods if not m.is_bound}
@@ -125,8 +122,7 @@ def joining(methods: Sequence[Method], stage: Stage, table: Summary | None) -> P
 
 def gain_cells(gain: Gain) -> tuple[str, str, str, str, str]:
     """A client's row: name, value alone, value with the method, gain with its interval, and advice."""
-    middle, half = (None, inf) if gain.interval is None else gain.interval
-    form = notation([value for value in (gain.alone, gain.together) if isfinite(value)])
-    words = "-" if middle is None else f"{middle:+{form}}" + (f" ± {number(half, form)}" if isfinite(half) else "")
-    alone, together = (number(value if isfinite(value) else None, form) for value in (gain.alone, gain.together))
-    return gain.client, alone, together, words, gain.advice
+    means = [value if isfinite(value) else None for value in (gain.alone, gain.together)]
+    form = notation(means)
+    alone, together = (number(value, form) for value in means)
+    return gain.client, alone, together, interval_words(gain.interval, form, "+"), gain.advice

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import isfinite
 
-from fl_lightning.report.repetitions import Spread
+from fl_lightning.report.repetitions import Interval, Spread
 
 STAGES = {"val": "validation", "test": "test"}
 
@@ -28,6 +28,14 @@ def spread(value: Spread | None, form: str, sign: str = " ± ") -> str:
     """A mean over repetitions, with the deviation if there are several."""
     parts = [None] if value is None else [value.mean] if value.deviation is None else [value.mean, value.deviation]
     return sign.join(number(part, form) for part in parts)
+
+
+def interval_words(value: Interval | None, form: str | None = None, sign: str = "") -> str:
+    """A middle and half of the interval's width, if it has one; ``sign="+"`` writes that of positive numbers, too."""
+    if value is None:
+        return "-"
+    middle, half = (number(part, form) for part in value)
+    return f"{sign if value.middle >= 0 else ''}{middle}" + (f" ± {half}" if isfinite(value.half) else "")
 
 
 def percent(share: float) -> str:
