@@ -1,14 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds by hand in which every client trains a copy of the module, which is its own to the last object."""
+"""Rounds by hand in which every client trains a copy of the module, its own to the last object, and their data."""
 
 from __future__ import annotations
 
 import copy
 from collections import deque
 
+import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchmetrics import MeanMetric, MetricCollection, SumMetric
+from visit_variants import WIDTH
+
+PARTS = torch.arange(44).split([12, 9, 23])
+"""Of the clients: two, one and three batches."""
+
+
+class Samples(L.LightningDataModule):
+    """A batch size that leaves a short batch, in the same order at every pass; of everybody, or of one client."""
+
+    def __init__(self, client=None):
+        super().__init__()
+        torch.manual_seed(4)
+        x = torch.randn(44, WIDTH)
+        samples = TensorDataset(x, x.sum(1))
+        self.samples = samples if client is None else Subset(samples, PARTS[client].tolist())
+
+    def train_dataloader(self):
+        return DataLoader(self.samples, batch_size=10)
 
 
 def rounds_by_hand(part, batches, rounds, lost=False):

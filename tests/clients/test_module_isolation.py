@@ -10,33 +10,15 @@ import torch
 from by_hand import wired
 from resuming import Rows, SaveAt
 from support import training_only
-from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchmetrics import SumMetric
 from visit_variants import LOST, REFUSED, VARIANTS, WIDTH, Together
-from visits_by_hand import rounds_by_hand
+from visits_by_hand import PARTS, Samples, rounds_by_hand
 from worker_processes import EXECUTORS, HERE
 
 import fl_lightning as fl
 from fl_lightning.clients.module_isolation import ModuleIsolation
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.core.processes import pack, unpack
-
-SIZES = [12, 9, 23]
-"""Of the clients: two, one and three batches."""
-
-
-class Samples(L.LightningDataModule):
-    """A batch size that leaves a short batch, in the same order at every pass; of everybody, or of one client."""
-
-    def __init__(self, client=None):
-        super().__init__()
-        torch.manual_seed(4)
-        x = torch.randn(44, WIDTH)
-        samples = TensorDataset(x, x.sum(1))
-        self.samples = samples if client is None else Subset(samples, torch.arange(44).split(SIZES)[client].tolist())
-
-    def train_dataloader(self):
-        return DataLoader(self.samples, batch_size=10)
 
 
 def differing(one, other, atol=0):
@@ -45,7 +27,7 @@ def differing(one, other, atol=0):
 
 def in_turn(module, executor=None, method=fl.algorithms.FedAvg, rounds=3):
     strategy = fl.FederatedStrategy(method(), executor=executor)
-    training_only(strategy, rounds).fit(module, fl.FederatedDataModule(Samples(), torch.arange(44).split(SIZES)))
+    training_only(strategy, rounds).fit(module, fl.FederatedDataModule(Samples(), PARTS))
     assert strategy.executor_fallback is None
     return module
 
@@ -186,7 +168,7 @@ class Gathers(L.LightningModule):
 @pytest.mark.filterwarnings("ignore:The ``compute`` method")
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_outcomes_are_joined_in_the_order_of_the_cohort(executor):
-    module, data, parts = Gathers(), Samples(), torch.arange(44).split([12, 9, 23])
+    module, data, parts = Gathers(), Samples(), PARTS
     strategy = fl.FederatedStrategy(executor=executor)
     training_only(strategy, 2).fit(module, fl.FederatedDataModule(data, parts))
     firsts = [float(data.samples.tensors[0][i, 0]) for i in (0, 10, 12, 21, 31, 41)]  # two, one and three batches
@@ -263,7 +245,7 @@ def test_a_fit_that_is_resumed_in_the_middle_of_a_round_goes_on_from_the_same_at
     ends, save = [], SaveAt(tmp_path, 1, ("on_train_batch_end-1",))
     for checkpoint in (None, tmp_path / "on_train_batch_end-1.ckpt"):
         module = Saves()
-        data = fl.FederatedDataModule(Samples(), torch.arange(44).split([12, 9, 23]))
+        data = fl.FederatedDataModule(Samples(), PARTS)
         trainer = training_only(fl.FederatedStrategy(), 3, logger=Rows(), callbacks=[save])
         trainer.fit(module, data, ckpt_path=checkpoint)
         ends.append((module.w.tolist(), module.count, list(module.last)))

@@ -13,9 +13,9 @@ import pytest
 import torch
 from by_hand import wired
 from support import quiet_trainer, reload
-from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchmetrics import CatMetric, SumMetric
 from visit_variants import LOST, VARIANTS, WIDTH, Pair, Together
+from visits_by_hand import PARTS, Samples
 
 import fl_lightning as fl
 from fl_lightning.federation.module_changes import ModuleAtClient
@@ -23,21 +23,6 @@ from fl_lightning.federation.served_model import ModuleAtServer
 from fl_lightning.lightning.module.plain_values import Limits
 
 pytestmark = pytest.mark.filterwarnings("ignore:what training gathers in (Together|Gathers) goes to the server")
-PARTS = torch.arange(44).split([12, 9, 23])
-
-
-class Samples(L.LightningDataModule):
-    """The samples of everybody, or of one client."""
-
-    def __init__(self, client=None):
-        super().__init__()
-        torch.manual_seed(4)
-        x = torch.randn(44, WIDTH)
-        samples = TensorDataset(x, x.sum(1))
-        self.samples = samples if client is None else Subset(samples, PARTS[client].tolist())
-
-    def train_dataloader(self):
-        return DataLoader(self.samples, batch_size=10)
 
 
 def inside(make, rounds=3, **options):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many files of the package somebody meets who follows one thing that it does.
 
-    python tests/project/walks.py            the table
-    python tests/project/walks.py CLOSING    calls of the walks whose names have this word, by the file that is called
+    PYTHONPATH=tests python tests/project/walks.py            the table
+    PYTHONPATH=tests python tests/project/walks.py CLOSING    calls of the walks with this word, by the file called
 
 A walk counts the files whose functions run, and the calls from one file of the package into another one.
 """

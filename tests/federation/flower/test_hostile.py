@@ -169,7 +169,7 @@ def test_no_message_of_a_server_breaks_a_node(recorded, tmp_path):
     assert torch.equal(found["trained"]["update"], recorded.replies[key]["trained"]["update"])
 
 
-@pytest.mark.parametrize("name", ["../up", "0123\n", "", "g", "0" * 33, "/tmp/x", "..", "0/../.."])
+@pytest.mark.parametrize("name", ["../up", "0123\n", "", "g", "0" * 33, "/absolute", "..", "0/../.."])
 def test_a_federation_s_name_is_no_way_to_another_folder(recorded, tmp_path, name):
     key = ("train", "0", WILD)
     order = packed(Nothing(), **{**recorded.orders[key], "federation": name})
