@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fl_lightning.arguments import checked, shown
 from fl_lightning.data import Partition
-from fl_lightning.testing.requiring import SEEDED, dice_of_others, require
+from fl_lightning.testing.requiring import SEEDED, require, watched_generators
 
 _SAMPLES, _CLASSES = 600, 10
 
@@ -31,12 +31,12 @@ def check_partition(partition: Partition, labels: Tensor | None = None) -> None:
     name = f"split of {kind}"
     dice = torch.Generator().manual_seed(0)
     given = torch.randint(_CLASSES, (_SAMPLES,), generator=dice) if labels is None else labels
-    before, shared = given.clone(), dice_of_others()
-    parts = partition.split(given, 1)
+    before = given.clone()
+    with watched_generators(f"{name} draws from a generator that others share, or seeds it"):
+        parts = partition.split(given, 1)
     listed = isinstance(parts, list) and bool(parts)
     require(listed, f"{name} must return a list with a vector per client, found {shown(parts)}")
     require(torch.equal(before, given), f"{name} changes the labels: copy them")
-    require(shared == dice_of_others(), f"{name} draws from a generator that others share, or seeds it: {SEEDED}")
     for client, part in enumerate(parts):
         form = f"{list(part.shape)} of {part.dtype}" if isinstance(part, Tensor) else type(part).__name__
         right = isinstance(part, Tensor) and part.dim() == 1 and part.dtype == torch.int64

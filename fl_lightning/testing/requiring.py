@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
 import torch
 
 from fl_lightning.arguments import shown
+from fl_lightning.core.seeding import isolated
 
 DECLARE = "declare all that it keeps with server_state, per_client or at_clients"
 SEEDED = "draw random numbers from torch.Generator().manual_seed(seed)"
+
+_UNUSUAL = 0x5EED_0F_0123
 
 
 def require(holds: bool, problem: str) -> None:
@@ -22,8 +26,19 @@ def require(holds: bool, problem: str) -> None:
         raise AssertionError(problem)
 
 
-def dice_of_others() -> list[str]:
-    """The states of the generators of torch, NumPy and Python that everybody shares."""
+@contextmanager
+def watched_generators(problem: str) -> Iterator[None]:
+    """Raises AssertionError if the body changes a generator of torch, NumPy or Python that everybody shares.
+
+    Meanwhile they have a state of their own, which nobody else seeds them with by chance.
+    """
+    with isolated(_UNUSUAL, torch.device("cpu")):
+        before = _states()
+        yield
+        require(before == _states(), f"{problem}: {SEEDED}")
+
+
+def _states() -> list[str]:
     return [str(state) for state in (torch.get_rng_state().tolist(), numpy.random.get_state(), random.getstate())]
 
 

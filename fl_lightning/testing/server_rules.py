@@ -20,7 +20,7 @@ from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage import rule_state
 from fl_lightning.core.updates import UpdateMatrix
-from fl_lightning.testing.requiring import DECLARE, SEEDED, dice_of_others, refuse_other, require
+from fl_lightning.testing.requiring import DECLARE, refuse_other, require, watched_generators
 from fl_lightning.testing.sealed_rows import LEVELS, RefusedError, sealed
 
 _SIZES = (30, 12, 50)
@@ -106,14 +106,14 @@ def _step(rule: Subject) -> None:
         rule.must(made.reads in LEVELS, f"must say reads = one of {', '.join(LEVELS)}, found {made.reads!r}")
         for cohort, same in zip(rule.rounds(5, dtype), rule.rounds(5, dtype), strict=True):
             given = (cohort.updates.rows, cohort.params, cohort.known_losses, cohort.sizes)
-            before, dice = [value.clone() for value in given], dice_of_others()
-            step = made.aggregate(cohort)
+            before = [value.clone() for value in given]
+            with watched_generators(f"{rule.name} draws from a generator that others share, or seeds it"):
+                step = made.aggregate(cohort)
             form = isinstance(step, Tensor) and step.shape == before[1].shape and step.dtype == dtype
             rule.must(form, f"must return a step like params, {list(before[1].shape)} of {dtype}, found {_form(step)}")
             rule.must(bool(step.isfinite().all()), "returns a step that is not finite for ordinary rows")
             untouched = all(map(torch.equal, before, given))
             rule.must(untouched, "changes the rows, params, losses or sizes of its cohort: copy them before writing")
-            rule.must(dice == dice_of_others(), f"draws from a generator that others share, or seeds it: {SEEDED}")
             step = step.clone()
             cohort.updates.rows.zero_()  # as in a fit, where the next round's take their place
             problem = f"gives other steps once earlier rows are overwritten: keep copies, row.clone(), and {DECLARE}"
