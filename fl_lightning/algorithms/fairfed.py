@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.disparity import PREDICTED, Notion, counted_groups, rate_gaps
+from fl_lightning.algorithms._shared.disparity import PREDICTED, Notion, counted_groups
 from fl_lightning.algorithms._shared.weighting import reported, require_parts, shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.groups import group_scores
@@ -119,7 +119,13 @@ def _gaps(cohort: Cohort) -> Tensor:
     others = predicted[:, 1].flip(1)  # of a client's samples, those in the other group
     wholes = torch.stack([predicted[:, 1], hits[:, 1:] - others], 1)
     require_parts(predicted, wholes, cohort, PREDICTED, "FairFed")
-    own, common = rate_gaps(predicted), rate_gaps(predicted.sum(0, keepdim=True))
+    own, common = _rate_gaps(predicted), _rate_gaps(predicted.sum(0, keepdim=True))
     right, all_right = hits[:, 0] / hits[:, 1].clamp_min(1), hits[:, 0].sum() / hits[:, 1].sum().clamp_min(1)
     gaps = (own - common).abs()
     return torch.where(gaps.isnan(), (right - all_right).abs(), gaps)
+
+
+def _rate_gaps(predicted: Tensor) -> Tensor:
+    """``[m]`` group 0's rate of being predicted 1 less group 1's, from ``[m, 2, 2]``; NaN where a group has nobody."""
+    rates = predicted[:, 0] / predicted[:, 1]  # 0 / 0 is NaN
+    return rates[:, 0] - rates[:, 1]

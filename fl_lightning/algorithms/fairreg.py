@@ -31,6 +31,7 @@ class FairReg(ServerRule):
         weight: ``lambda``.
         notion: ``"dp"`` for demographic parity, ``"eo"`` for equal opportunity.
         sharpness: ``c`` of the surrogate ``sigmoid(c z)`` that stands in for the prediction ``1[z > 0]`` in training.
+        num_groups: groups of people; ``g_k`` is the largest difference between two of them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -40,10 +41,12 @@ class FairReg(ServerRule):
     needs = Needs(full_gradients=True)
     reads = "sums"
 
-    @checked(weight=Bounds(0), sharpness=Bounds(above=0))
-    def __init__(self, weight: float = 1.0, notion: Notion = "dp", sharpness: float = 10.0) -> None:
-        self.weight, self.notion, self.sharpness = weight, notion, sharpness
-        self._client = Disparities("FairReg", notion, sharpness)
+    @checked(weight=Bounds(0), sharpness=Bounds(above=0), num_groups=Bounds(2))
+    def __init__(
+        self, weight: float = 1.0, notion: Notion = "dp", sharpness: float = 10.0, num_groups: int = 2
+    ) -> None:
+        self.weight, self.notion, self.sharpness, self.num_groups = weight, notion, sharpness, num_groups
+        self._client = Disparities("FairReg", notion, sharpness, num_groups)
 
     def aggregate(self, cohort: Cohort) -> Tensor:
         """Returns ``sum_k (u_k + lambda v_k)``, the rows of the losses and of the disparities.

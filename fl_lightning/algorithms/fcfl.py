@@ -34,7 +34,7 @@ from fl_lightning.ops.solvers import linear_program, min_norm
 class FCFL(ServerRule):
     """The smallest worst loss among models that keep to every client's disparity budget, then Pareto optimality.
 
-    Clients upload the full gradients of their loss ``l_k`` and of their disparity ``g_k`` between two groups of people.
+    Clients upload the full gradients of their loss ``l_k`` and of their disparity ``g_k`` between groups of people.
     These are the rows of ``S``. The step is ``S^T c``, and all that decides ``c`` follows from ``K = S S^T``.
     ``SM_d(v) = d ln sum_k exp(v_k / d)`` stands in for a maximum (equation 10): its gradient weighs the clients by
     ``softmax(v / d)``. With ``g'_k = g_k - eps_k``, the disparity in excess of the budget:
@@ -62,6 +62,8 @@ class FCFL(ServerRule):
         delta: first ``d`` of both soft maxima.
         beta: factor by which ``d`` shrinks, down to 1e-4.
         sharpness: ``c`` of the surrogate ``sigmoid(c z)`` that stands in for the prediction ``1[z > 0]`` in training.
+        num_groups: groups of people. The paper has two; of more, ``g_k`` is the largest difference between two, so that
+            a budget holds for every pair, and its gradient that of one such pair.
         reading: ``"library"`` lets stage 1 be the code's, and bounds ``SM(g')`` in stage 2 always, as the paper does.
             ``"paper"``: budgets hold where ``SM(g')`` is not positive, which asks for more while ``d`` is large; both
             ``d`` shrink when the squared norm of the direction is at most 1e-3 (equation 14, where the paper gives no
@@ -93,6 +95,7 @@ class FCFL(ServerRule):
         delta=Bounds(above=0),
         beta=Bounds(above=0, most=1),
         sharpness=Bounds(above=0),
+        num_groups=Bounds(2),
     )
     def __init__(
         self,
@@ -103,20 +106,22 @@ class FCFL(ServerRule):
         delta: float = 0.5,
         beta: float = 0.01,
         sharpness: float = 10.0,
+        num_groups: int = 2,
         reading: Reading = "library",
     ) -> None:
         if budget is None:
             check_unused("notion of FCFL", notion, "dp", "with budget=None, which constrains nothing")
             check_unused("sharpness of FCFL", sharpness, 10.0, "with budget=None, which constrains nothing")
+            check_unused("num_groups of FCFL", num_groups, 2, "with budget=None, which constrains nothing")
         if stage1_rounds == 0:
             check_unused("tol of FCFL", tol, 0.0, "with stage1_rounds=0, which begins with stage 2")
         self.budget = tuple(budget) if isinstance(budget, Sequence) else budget
         self.stage1_rounds, self.tol = stage1_rounds, tol
-        self.notion, self.sharpness, self.reading = notion, sharpness, reading
+        self.notion, self.sharpness, self.num_groups, self.reading = notion, sharpness, num_groups, reading
         self.delta, self.beta = float(delta), float(beta)  # go into checkpoints, which hold no numbers of numpy
         self._smooth_feasibility = self._joint_sharpening = self._hull_of_clients = reading == "paper"
         self._bounds_when_tight = reading == "code"
-        measured = Disparities("FCFL", notion, sharpness)
+        measured = Disparities("FCFL", notion, sharpness, num_groups)
         self._client = ClientRule() if budget is None else measured
 
     @property

@@ -5,8 +5,8 @@ For such methods the module defines ``federated_groups(batch)``. It returns, for
 
 - ``scores`` ``[B]``: differentiable in the parameters; class 1 is predicted where they are positive, so logits;
 - ``labels`` ``[B]``: 0 or 1;
-- ``groups`` ``[B]``: 0 or 1, the sensitive attribute; with FedFB up to ``num_groups - 1``. It need not be among the
-  inputs of the network.
+- ``groups`` ``[B]``: the sensitive attribute, 0 or 1; with FCFL, FairReg and FedFB up to ``num_groups - 1``. It need
+  not be among the inputs of the network.
 
     def federated_groups(self, batch):
         inputs, labels, groups = batch
@@ -67,7 +67,8 @@ def group_scores(module: nn.Module, batch: Any, num_groups: int = 2) -> GroupSco
             f"found what a {returned_by} returns, which is never negative: return what goes into it"
         )
     positive = _numbers(f"labels of {name}", labels, 2) == 1
-    return GroupScores(scores, positive, _numbers(f"groups of {name}", groups, num_groups))
+    more = ". FCFL, FairReg and FedFB take more groups with num_groups"
+    return GroupScores(scores, positive, _numbers(f"groups of {name}", groups, num_groups, more))
 
 
 def _never_negative(scores: Tensor) -> str | None:
@@ -83,9 +84,9 @@ def _never_negative(scores: Tensor) -> str | None:
     return None
 
 
-def _numbers(what: str, values: Tensor, count: int) -> Tensor:
+def _numbers(what: str, values: Tensor, count: int, advice: str = "") -> Tensor:
     numbers = values.long()
     if not bool(((numbers == values) & (numbers >= 0) & (numbers < count)).all()):
         allowed = "0 or 1" if count == 2 else f"an integer from 0 to {count - 1}"
-        raise ValueError(f"{what} must be {allowed}, found {sorted(set(values.tolist()))[:10]}")
+        raise ValueError(f"{what} must be {allowed}, found {sorted(set(values.tolist()))[:10]}{advice}")
     return numbers

@@ -2,6 +2,7 @@
 """What a fit under budgets says of the disparities themselves, and scores that are no logits."""
 
 import logging
+from functools import partial
 
 import lightning as L
 import pytest
@@ -72,28 +73,43 @@ def test_scores_that_are_never_negative_are_noticed_in_the_end():
         fit_loans(FCFL(0.05), module=fresh(ByHand))
 
 
+class ThreeGroups(Loans):
+    def federated_groups(self, batch):
+        scores, labels, groups = super().federated_groups(batch)
+        return scores, labels, three(batch[0], groups)
+
+
+def three(x, groups):
+    return groups + (x[:, 1] > 0)
+
+
 def disparities(module, notion="dp"):
     """Surrogate and true disparity of every client."""
     x, y, a, parts = table()
+    a = three(x, a) if isinstance(module, ThreeGroups) else a
     found = []
     for part in parts:
         z, groups = module.net(x[part]).squeeze(1).detach().double(), a[part]
         counted = torch.ones_like(groups) if notion == "dp" else y[part]
-        one, zero = (groups == 1) & (counted == 1), (groups == 0) & (counted == 1)
-        found.append([abs(float(u[one].mean() - u[zero].mean())) for u in (torch.sigmoid(10 * z), (z > 0).double())])
+        rates = [
+            [u[(groups == g) & (counted == 1)].mean() for g in a.unique()]
+            for u in (torch.sigmoid(10 * z), (z > 0).double())
+        ]
+        found.append([float(max(each) - min(each)) for each in rates])
     return found
 
 
-@pytest.mark.parametrize(("notion", "rounds"), [("dp", 3), ("eo", 2)])
-def test_a_fit_ends_with_a_line_about_its_budgets(caplog, notion, rounds):
-    before = fit_loans(FCFL(BUDGETS, notion), rounds - 1).module
+@pytest.mark.parametrize(("notion", "rounds", "kind"), [("dp", 3, Loans), ("eo", 2, Loans), ("dp", 3, ThreeGroups)])
+def test_a_fit_ends_with_a_line_about_its_budgets(caplog, notion, rounds, kind):
+    budgeted = partial(FCFL, BUDGETS, notion, num_groups=2 + (kind is ThreeGroups))
+    before = fit_loans(budgeted(), rounds - 1, fresh(kind)).module
     caplog.clear()
     expected = disparities(before, notion)
     with (
         caplog.at_level(logging.INFO, "lightning.pytorch"),
         pytest.warns(UserWarning, match="FCFL ended above its budg"),
     ):
-        trainer = fit_loans(FCFL(BUDGETS, notion), rounds).trainer
+        trainer = fit_loans(budgeted(), rounds, fresh(kind)).trainer
     (line,) = [record.message for record in caplog.records if "true disparity" in record.message]
     assert f"FCFL: budget, surrogate and true disparity ({notion}) on the training data" in line
     for client, (surrogate, true) in enumerate(expected):

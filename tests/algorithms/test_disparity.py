@@ -3,6 +3,7 @@
 
 import math
 import warnings
+from itertools import permutations
 
 import pytest
 import torch
@@ -30,13 +31,13 @@ class Judge(nn.Module):
         return self.net(x).squeeze(1), y, a
 
 
-def people(count=40, seed=0, dtype=torch.float64):
+def people(count=40, seed=0, dtype=torch.float64, num_groups=2):
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(count, 5, generator=draw, dtype=torch.float64).to(dtype)
-    return x, *(torch.randint(0, 2, (count,), generator=draw) for _ in range(2))
+    return x, *(torch.randint(0, values, (count,), generator=draw) for values in (2, num_groups))
 
 
-def measure(data, notion, batch=7, module=None, rule=None):
+def measure(data, notion, batch=7, module=None, rule=None, num_groups=2):
     torch.manual_seed(0)
     module = module or Judge()
     layout = ParamLayout.from_module(module)
@@ -47,35 +48,40 @@ def measure(data, notion, batch=7, module=None, rule=None):
         yield from ((part, len(part[0])) for part in zip(*(column.split(batch) for column in data), strict=True))
 
     work = LocalWork(3, 0, module, layout, parameters, params, len(data[0]), LR, batches=batches)
-    rule = rule or Disparities("FCFL", notion, SHARPNESS)
+    rule = rule or Disparities("FCFL", notion, SHARPNESS, num_groups)
     rule.begin_client(work)
     report = rule.end_client(work)
     return module, layout, report.extras["disparity"], report.companions["disparity"]
 
 
 def formula(module, layout, data, notion):
+    """The gap of the two groups that differ most, its gradient, and these two, the higher one first."""
     x, y, a = data
     u, m = torch.sigmoid(SHARPNESS * module.net(x).squeeze(1)), torch.ones_like(y) if notion == "dp" else y
-    gap = (u * a * m).sum() / (a * m).sum() - (u * (1 - a) * m).sum() / ((1 - a) * m).sum()
-    parts = torch.autograd.grad(gap.abs(), layout.parameters(module), allow_unused=True)
+    means = {group: u[(a == group) & (m == 1)].mean() for group in a[m == 1].unique().tolist()}
+    pair = max(permutations(means, 2), key=lambda two: (means[two[0]] - means[two[1]]).item())
+    gap = means[pair[0]] - means[pair[1]]
+    parts = torch.autograd.grad(gap, layout.parameters(module), allow_unused=True)
     zeros = [torch.zeros(shape, dtype=u.dtype) for shape in layout.shapes]
-    return gap.detach(), layout.flatten([z if part is None else part for part, z in zip(parts, zeros, strict=True)])
+    flat = layout.flatten([z if part is None else part for part, z in zip(parts, zeros, strict=True)])
+    return gap.detach(), flat, pair
 
 
 @pytest.mark.parametrize("notion", ["dp", "eo"])
-@pytest.mark.parametrize("batch", [1, 7, 40])
-def test_values_and_rows_are_those_of_the_formula_however_the_data_is_batched(notion, batch):
-    signs = set()
-    for seed in range(4):
-        data = people(seed=seed)
-        module, layout, value, row = measure(data, notion, batch)
-        gap, gradient = formula(module, layout, data, notion)
-        signs.add(float(gap) > 0)
+@pytest.mark.parametrize(("batch", "groups"), [(1, (0, 1)), (7, (0, 1)), (40, (0, 1)), (7, (0, 1, 3))])
+def test_values_and_rows_are_those_of_the_formula_however_the_data_is_batched(notion, batch, groups):
+    pairs = set()
+    for seed in range(8):
+        x, y, a = people(seed=seed, num_groups=len(groups))
+        data = x, y, torch.tensor(groups)[a]  # nobody is in group 2
+        module, layout, value, row = measure(data, notion, batch, num_groups=groups[-1] + 1)
+        gap, gradient, pair = formula(module, layout, data, notion)
+        pairs.add(pair)
         assert value.dtype == torch.float64
-        assert float(value) == pytest.approx(abs(float(gap)), abs=1e-14)
+        assert float(value) == pytest.approx(float(gap), abs=1e-14)
         torch.testing.assert_close(row, LR * gradient, rtol=1e-10, atol=1e-14)
         assert all(parameter.grad is None for parameter in module.parameters())
-    assert signs == {True, False}
+    assert len(pairs) >= len(groups), "the signs differ, and which groups differ most"
 
 
 def test_notions_differ_and_half_precision_sums_in_single():
@@ -85,17 +91,19 @@ def test_notions_differ_and_half_precision_sums_in_single():
     _, layout, value, row = measure(people(4000, 1, torch.bfloat16), "dp", 4000, low)
     exact = Judge()
     exact.load_state_dict({name: p.double() for name, p in low.state_dict().items()})
-    gap, gradient = formula(exact, layout, (data[0].bfloat16().double(), *data[1:]), "dp")
+    gap, gradient, _ = formula(exact, layout, (data[0].bfloat16().double(), *data[1:]), "dp")
     assert row.dtype == torch.bfloat16
-    assert float(value) == pytest.approx(abs(float(gap)), abs=2e-3)
+    assert float(value) == pytest.approx(float(gap), abs=2e-3)
     assert torch.nn.functional.cosine_similarity(row.double(), gradient, dim=0) > 0.98  # .9892 with torch 2.6
 
 
-@pytest.mark.parametrize(("notion", "words"), [("dp", "no sample in group 1"), ("eo", "label 1 in group 0")])
-def test_without_one_of_the_groups_the_disparity_is_undefined(notion, words):
+@pytest.mark.parametrize(
+    ("notion", "words"), [("dp", r"samples of fewer .*\[40, 0\]"), ("eo", r"label 1 of .*\[0, 9\]")]
+)
+def test_with_one_group_alone_the_disparity_is_undefined(notion, words):
     x, y, a = people()
     data = (x, y, torch.zeros_like(a)) if notion == "dp" else (x, y * a, a)
-    with pytest.warns(UserWarning, match=f"client 3 has .*{words}: its disparity is undefined"):
+    with pytest.warns(UserWarning, match=f"client 3 has .*{words} of each: its disparity is undefined"):
         _, layout, value, row = measure(data, notion)
     assert math.isnan(value)
     assert row.shape == (layout.numel,)
@@ -153,7 +161,10 @@ def test_equal_treatment_has_the_sub_gradient_zero():
         ((torch.ones(2), torch.ones(3), torch.ones(2)), r"one shape \[B\]"),
         ((torch.ones(2).long(), torch.ones(2), torch.ones(2)), "floating-point scores, found torch.int64"),
         ((torch.ones(2), torch.tensor([0, 2]), torch.ones(2)), r"labels of .* must be 0 or 1, found \[0, 2\]"),
-        ((torch.ones(2), torch.ones(2), torch.tensor([0.5, 1])), r"groups of .* must be 0 or 1, found \[0.5, 1.0\]"),
+        (
+            (torch.ones(2), torch.ones(2), torch.tensor([0.5, 1])),
+            r"groups of .* must be 0 or 1, found \[0.5, 1.0\]. FCFL,",
+        ),
     ],
 )
 def test_what_the_module_returns_is_checked(output, words):

@@ -195,7 +195,9 @@ def test_what_no_client_can_have_counted_is_refused(counts, losses, words):
 
 def test_groups_are_those_that_the_method_has():
     data, rule = people(), FedFB()
-    with pytest.raises(ValueError, match=r"groups of ThreeGroups.federated_groups must be 0 or 1, found \[0, "):
+    with pytest.raises(
+        ValueError, match=r"groups of ThreeGroups.federated_groups must be 0 or 1, found \[0, .*FedFB take more"
+    ):
         Rounds(rule, rule.client_rule(), data, ThreeGroups()).train(0)
     rule.client_rule().zero_share = torch.full((3,), 0.5)
     with pytest.raises(ValueError, match="num_groups of FedFB must be the checkpoint's 3, found 2"):

@@ -35,6 +35,7 @@ UNUSED = [
     (algorithms.TERM, "ema_rate", 0.1, {}),
     (algorithms.FCFL, "notion", "eo", {"budget": None}),
     (algorithms.FCFL, "sharpness", 5.0, {"budget": None}),
+    (algorithms.FCFL, "num_groups", 3, {"budget": None}),
     (algorithms.FCFL, "tol", 0.1, {"stage1_rounds": 0}),
     (partial(attacks.RandomUpdates, (0,)), "std", 2.0, {"match_norm": True}),
 ]  # fmt: skip

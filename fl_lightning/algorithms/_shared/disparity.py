@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Differentiable disparities between two groups, measured by each client on all of its data (FCFL and its baselines).
+"""Differentiable disparities between groups, measured by each client on all of its data (FCFL and its baselines).
 
-With ``u`` the prediction of a sample, ``D = mean of u over group 1 - mean over group 0``, taken over all samples for
-demographic parity and over those with label 1 for equal opportunity. Training replaces the indicator ``u = 1[z > 0]``
-of a score ``z`` by ``sigmoid(c z)``, and the disparity is ``g = |D|``.
+With ``u`` the prediction of a sample, the disparity ``g`` is the largest mean of ``u`` in a group less the smallest
+one, taken over all samples for demographic parity and over those with label 1 for equal opportunity. Training replaces
+the indicator ``u = 1[z > 0]`` of a score ``z`` by ``sigmoid(c z)``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from fl_lightning.algorithms.groups import GroupScores, group_scores
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.updates import UpdateMatrix
+from fl_lightning.metrics.group_frame import rates
 
 Notion = Literal["dp", "eo"]
 NAME = "disparity"
-PREDICTED = "group_predictions"  # [2, 2]: predicted 1, and samples, of group 0 and of group 1
+PREDICTED = "group_predictions"  # [2, A]: predicted 1, and samples, of each group
 SCORES = "score_range"  # [2]: lowest and highest score
 
 
@@ -36,15 +37,16 @@ class Disparities(ClientRule):
     Also what the model predicts for the groups, without a surrogate: how many of each are predicted 1, of how many, and
     the lowest and the highest score.
 
-    A client that lacks one of the groups (for ``"eo"``: with label 1) has no disparity: it reports NaN and a row of
-    zeros, with a warning. At ``D = 0`` the sub-gradient 0 is taken.
+    Groups without samples (for ``"eo"``: with label 1) are left out. A client with fewer than two others has no
+    disparity: it reports NaN and a row of zeros, with a warning. At ``g = 0`` the sub-gradient 0 is taken, and where
+    several groups have the same extreme mean, that of one of them.
     """
 
     needs = Needs(groups=True, client_lr=True)
     undefined_extras = (NAME,)
 
-    def __init__(self, method: str, notion: Notion, sharpness: float) -> None:
-        self.method, self.notion, self.sharpness = method, notion, sharpness
+    def __init__(self, method: str, notion: Notion, sharpness: float, num_groups: int = 2) -> None:
+        self.method, self.notion, self.sharpness, self.num_groups = method, notion, sharpness, num_groups
         self._report = ClientReport()
 
     def refusal(self, server: ServerRule) -> str | None:
@@ -57,17 +59,18 @@ class Disparities(ClientRule):
         """Passes over the client's data once."""
         if work.batches is None or work.client_lr is None:
             raise ValueError("batches and client_lr of the client's work must be given to measure a disparity")
-        sums, counts, predicted = torch.zeros(2, dtype=torch.float64), [0, 0], [0, 0]
+        sums = torch.zeros(self.num_groups, dtype=torch.float64)
+        counts, predicted = [0] * self.num_groups, [0] * self.num_groups
         ranges = list[Tensor]()
-        gradients = work.params.new_zeros(2, work.layout.numel)
+        gradients = work.params.new_zeros(self.num_groups, work.layout.numel)
         for batch, _ in work.batches():
             with work.forward_context():
-                asked = group_scores(work.module, batch)
+                asked = group_scores(work.module, batch, self.num_groups)
             soft = torch.sigmoid(self.sharpness * _single(asked.scores))
             hard = asked.scores.detach()
             if len(hard) > 0:  # a module may leave people out
                 ranges.append(torch.stack(hard.aminmax()).double().cpu())
-            for group, chosen in enumerate(counted_groups(asked, self.notion)):
+            for group, chosen in enumerate(counted_groups(asked, self.notion, self.num_groups)):
                 number = int(chosen.sum())
                 if number == 0:
                     continue
@@ -89,17 +92,21 @@ class Disparities(ClientRule):
 
     def _reported(self, work: LocalWork, sums: Tensor, counts: list[int], gradients: Tensor) -> ClientReport:
         assert work.client_lr is not None
-        if 0 in counts:
-            lacking = "no sample" if self.notion == "dp" else "no sample with label 1"
+        held = [group for group, count in enumerate(counts) if count]
+        if len(held) < 2:
+            those = "samples" if self.notion == "dp" else "samples with label 1"
             warnings.warn(
-                f"client {work.client_id} has {lacking} in group {counts.index(0)}: its disparity is undefined",
+                f"client {work.client_id} has {those} of fewer than two groups, {counts} of each: its disparity is "
+                "undefined",
                 stacklevel=2,
             )
             undefined = torch.full((), torch.nan, dtype=torch.float64)
             return ClientReport({NAME: undefined}, {NAME: torch.zeros_like(work.params)})
-        gap = sums[1] / counts[1] - sums[0] / counts[0]
+        means = sums / torch.tensor(counts)
+        low, high = sorted((held[int(means[held].argmin())], held[int(means[held].argmax())]))
+        gap = means[high] - means[low]
         factor = work.client_lr * float(gap.sign())
-        row = torch.sub(gradients[1] * (factor / counts[1]), gradients[0], alpha=factor / counts[0])
+        row = torch.sub(gradients[high] * (factor / counts[high]), gradients[low], alpha=factor / counts[low])
         return ClientReport({NAME: gap.abs()}, {NAME: row})
 
     def end_client(self, work: LocalWork) -> ClientReport:
@@ -110,7 +117,7 @@ class Disparities(ClientRule):
         """Bytes of the gradients per group of one client, and of the cohort's rows."""
         size = federation.dtype.itemsize
         rows = cohort_size * federation.numel * size
-        return {"group_gradients": 2 * federation.layout.numel * size, "disparity_rows": rows}
+        return {"group_gradients": self.num_groups * federation.layout.numel * size, "disparity_rows": rows}
 
 
 def reported_disparities(cohort: Cohort, method: str) -> tuple[Tensor, UpdateMatrix]:
@@ -138,11 +145,10 @@ def disparity_gram(cohort: Cohort, companions: UpdateMatrix | None, method: str)
     return gram
 
 
-def counted_groups(asked: GroupScores, notion: Notion) -> tuple[Tensor, Tensor]:
-    """``[B]`` booleans: the samples that count in group 0, and those in group 1."""
-    if notion == "dp":
-        return ~asked.member, asked.member
-    return asked.positive & ~asked.member, asked.positive & asked.member
+def counted_groups(asked: GroupScores, notion: Notion, num_groups: int = 2) -> list[Tensor]:
+    """For each group ``[B]`` booleans: the samples that count in it."""
+    counted = asked.positive if notion == "eo" else torch.ones_like(asked.positive)
+    return [counted & (asked.groups == group) for group in range(num_groups)]
 
 
 def _single(scores: Tensor) -> Tensor:
@@ -154,17 +160,11 @@ _SHOWN = 10
 
 
 def true_disparities(cohort: Cohort) -> Tensor | None:
-    """``[m]`` disparities of what the clients predict, NaN where one lacks a group; ``None`` if none has counted."""
+    """``[m]`` disparities of what the clients predict, NaN where undefined; ``None`` if none has counted."""
     predicted = cohort.extras.get(PREDICTED)
     if predicted is None or SCORES not in cohort.extras:
         return None
-    return rate_gaps(predicted).abs().cpu()
-
-
-def rate_gaps(predicted: Tensor) -> Tensor:
-    """``[m]`` group 0's rate of being predicted 1 less group 1's, from ``[m, 2, 2]``; NaN where a group has nobody."""
-    rates = predicted[:, 0] / predicted[:, 1]  # 0 / 0 is NaN
-    return rates[:, 0] - rates[:, 1]
+    return rates(*predicted.unbind(1)).difference().cpu()
 
 
 def lowest_score(cohort: Cohort) -> float:
@@ -183,7 +183,7 @@ def conclusion(
     """One line about how the budgets were kept; warns of clients above theirs, and of scores that are no logits.
 
     ``surrogates`` are those of the clients that have reported, by id, on their training data in their last round;
-    ``true`` likewise the disparities themselves, NaN where a client lacks one of the groups. ``lowest`` is the lowest
+    ``true`` likewise the disparities themselves, NaN where undefined. ``lowest`` is the lowest
     score that any sample had in any round.
     """
     known = {client: found for client, found in true.items() if not math.isnan(found)}
