@@ -19,7 +19,7 @@ from fl_lightning.core.storage.files import write_text
 from fl_lightning.lightning.names import rank_zero_warn
 from fl_lightning.report import FitRecord, write_report
 from fl_lightning.report.conclusion import conclude
-from fl_lightning.report.gains import Gain, gain_tables
+from fl_lightning.report.gains import Gain, by_client, gain_tables
 from fl_lightning.report.runs_of_a_method import by_method
 from fl_lightning.report.tables import Estimate, MethodSummary, summaries
 
@@ -90,7 +90,17 @@ class Comparison:
 
     @property
     def _notes(self) -> str:
-        return "\n".join(notes(self.plan, self.rows, self.measure, self.failures))
+        return "\n".join(notes(self.plan, self.rows, self.measure, self.failures, self._never_measured))
+
+    @property
+    def _never_measured(self) -> list[str]:
+        """Clients without a value in any run."""
+        found, measured = self.measure, dict[str, bool]()
+        for method in by_method(self.records):
+            name = method.own(found.metric, found.reported_on)
+            for client, values in by_client(method, name, found.reported_on).items():
+                measured[client] = measured.get(client, False) or bool(values)
+        return [client for client, any_value in measured.items() if not any_value]
 
     @property
     def records(self) -> list[FitRecord]:

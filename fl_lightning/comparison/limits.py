@@ -132,7 +132,8 @@ def _limited(limit: str, audited: Method, alone: Method | None, measure: Measure
     elif limit == "gap":
         last = filter(None, (record.last_values(stage) for record in audited.records))
         modes = {name: found for values in last for name, found in values.modes.items()}
-        gaps = [name for name, found in modes.items() if "abs" in (found, guessed_mode(name))]
+        own = {name: found for name, found in modes.items() if audited.own(name, stage) == name}
+        gaps = [name for name, found in own.items() if "abs" in (found, guessed_mode(name))]
         if not gaps:
             raise ValueError(
                 f"gap needs a metric of a gap between groups, such as val_parity_gap, found {', '.join(modes)}"

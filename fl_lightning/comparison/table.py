@@ -108,7 +108,9 @@ def _short(name: str, width: int) -> str:
     return shortened(name.replace("|", "/"), width)  # a bar would end the cell
 
 
-def notes(plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures: Mapping[Run, str]) -> list[str]:
+def notes(
+    plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures: Mapping[Run, str], unmeasured: list[str]
+) -> list[str]:
     """What one has to know to read the table, a paragraph each."""
     units = "seeds" if plan.divisions == 1 else "divisions"
     repeated = plural(len(plan.seeds), "seed")
@@ -158,6 +160,9 @@ def notes(plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures:
                 f"{row.method} leaves out {plural(row.without_value, 'client')} that other rows count, in one run or "
                 "more: a client that never trained has no model of its own, and a metric may be undefined."
             )
+    if unmeasured:
+        some = listed(unmeasured, "and") if len(unmeasured) <= _NAMED else plural(len(unmeasured), "client")
+        found.append(f"No run has a {measure.metric} of {some}: such clients count in no number of the table.")
     missing = [method for method in plan.methods if method not in {row.method for row in rows}]
     found += [f"No run of {', '.join(missing)} came to its end."] * bool(missing)
     found += [f"{len(failures)} of {len(plan)} runs failed:"] * bool(failures)

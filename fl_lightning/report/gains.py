@@ -17,8 +17,8 @@ from fl_lightning.report.repetitions import Interval, Repetition, interval
 from fl_lightning.report.runs_of_a_method import Method, Stage, goodness, label_of
 from fl_lightning.report.tables import Part, Summary, Table
 
-Advice = Literal["better off", "worse off", "cannot be told"]
-ADVICE: tuple[Advice, ...] = ("better off", "worse off", "cannot be told")
+Advice = Literal["better off", "worse off", "cannot be told", "not measured"]
+ADVICE: tuple[Advice, ...] = ("better off", "worse off", "cannot be told", "not measured")
 _OPENED = 15
 """Of so many clients or fewer, the tables are open."""
 
@@ -46,8 +46,10 @@ class Gain:
 
     @property
     def advice(self) -> Advice:
-        """What the interval says: ``"cannot be told"`` where it has zero in it, or there is none."""
-        if self.interval is None or abs(self.interval.middle) <= self.interval.half:
+        """What the interval says: ``"cannot be told"`` where it has zero in it, ``"not measured"`` without one."""
+        if self.interval is None:
+            return "not measured"
+        if abs(self.interval.middle) <= self.interval.half:
             return "cannot be told"
         return "better off" if self.interval.middle > 0 else "worse off"
 

@@ -182,6 +182,10 @@ def test_small_values_may_be_good_and_gaps_count_by_size():
     assert [one.who for one in fl.audit(losses, {"client": 0.5}).broken] == ["Dundee"]
     gaps = made("FedAvg", (0.1, -0.1, 0.0, -0.4), "test_gap", "abs")
     assert [one.who for one in fl.audit(gaps, {"client": 0.3}).broken] == ["Dundee"]
+    values = replace(gaps[0].evaluations[0], values={"test_gap": (0.9,) * 4, "personal/test_gap": (0.1,) * 4},
+                     modes={"test_gap": "abs", "personal/test_gap": "abs"})  # fmt: skip
+    own = fl.audit([replace(run, evaluations=(values,)) for run in gaps], {"gap": 0.3})
+    assert {one.what for one in own.findings} == {"personal/test_gap"}  # nobody uses the global model
     large = made("FedAvg", (9e3,) * 4, "test_loss", "min")
     assert fl.audit(large, {"client": 2e4}).findings[0].number == "9,000.0 (9,000.0 to 9,000.1)"
 

@@ -107,6 +107,14 @@ def test_it_says_so_where_rows_are_not_of_the_same_clients():
     assert "FedPer leaves out 2 clients that other rows count" in words
 
 
+def test_it_names_clients_that_no_row_counts():
+    plan = Plan(("FedAvg", "FedLF"), (0.1,), (0, 1))
+    results = {run: record({"test_acc": (0.5, None, 0.9, None)}) for run in plan.grid()}
+    assert "No run has a test_acc of Braga and Dundee" in str(Comparison(plan, results_of(results), {}, ACCURACY))
+    results[Run("FedLF", 0.1, 1)] = record({"test_acc": (0.5, 0.5, 0.9, 0.5)})
+    assert "No run has" not in str(Comparison(plan, results_of(results), {}, ACCURACY))
+
+
 def test_it_says_so_where_selection_and_report_use_the_same_data():
     text = str(made(measure=replace(ACCURACY, reported_on="val", metric="val_acc")))
     words = " ".join(text.split())
