@@ -16,7 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from api_pages import api_pages
@@ -37,8 +37,6 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 SECTION = re.compile(r"^\*\*([^*\n]+)\*\*\n\n((?:- .*\n(?:  .*\n)*)+)", flags=re.MULTILINE)
 LISTED = re.compile(r"^- \[[^\]]*\]\(([^)#\s]+\.(?:md|ipynb))\)", flags=re.MULTILINE)
 REFERENCE = "- [API reference](api/index.md): every public name, from the docstrings.\n"
-LATER = "Guides"
-"""The section that pages belong to which no list of the index names."""
 
 
 def pages() -> dict[str, str]:
@@ -93,32 +91,24 @@ def sections(index: str) -> Iterator[tuple[str, list[str]]]:
         yield caption, list(dict.fromkeys(LISTED.findall(entries)))
 
 
-def toctree(entries: list[str], caption: str | None = None) -> str:
+def toctree(entries: Iterable[str]) -> str:
     """A hidden table of contents, which the sidebar shows."""
-    head = [":hidden:"] + ([f":caption: {caption}"] if caption else [])
-    names = [str(Path(entry).with_suffix("")) for entry in entries]
-    return "\n".join(["```{toctree}", *head, "", *names, "```"]) + "\n"
+    return "\n".join(["\n```{toctree}", ":hidden:", "", *entries, "```"]) + "\n"
 
 
-def index_page(text: str, found: set[str]) -> str:
-    """The first page: its lists as cards, and the table of contents of all pages.
+def index_page(text: str) -> str:
+    """The first page: its lists as cards, and the first page of each as an entry of the sidebar.
 
     Args:
         text: ``docs/index.md`` with links for the site.
-        found: paths of all pages of the site.
     """
-    contents = dict(sections(text))
-    top = {name for name in found if "/" not in name} - {"index.md"}
-    contents[LATER] += sorted(top - {name for names in contents.values() for name in names})
-    contributing = contents.pop("Contributing")
-    contents |= {"API reference": ["api/index.md"], "Contributing": contributing}
-    lists = {found[1]: found[2] for found in SECTION.finditer(text)}
+    found = list(SECTION.finditer(text))
+    lists = {section[1]: section[2] for section in found}
     lists |= {"API reference": REFERENCE, "Contributing": lists.pop("Contributing")}
     cards = "".join(f":::{{grid-item-card}} {caption}\n{entries}:::\n\n" for caption, entries in lists.items())
-    places = [found.span() for found in SECTION.finditer(text)]
-    before, after = text[: places[0][0]], text[places[-1][1] :]
     grid = f"::::{{grid}} 1 1 2 2\n:gutter: 3\n\n{cards}::::\n"
-    return f"{before}{grid}{after}\n" + "\n".join(toctree(names, caption) for caption, names in contents.items())
+    contents = toctree(f"{caption} <{LISTED.findall(entries)[0]}>" for caption, entries in lists.items())
+    return text[: found[0].start()] + grid + text[found[-1].end() :] + contents
 
 
 def assemble() -> None:
@@ -128,9 +118,10 @@ def assemble() -> None:
     folders = sorted({name for name in written if name.endswith("/index.md")})
     for name in folders:
         below = sorted(other for other in written if Path(other).parent == Path(name).parent and other != name)
-        written[name] += "\n" + toctree([Path(other).name for other in below])
-    tops = {name for name in written if "/" not in name} | set(folders)
-    written["index.md"] = index_page(written["index.md"], tops)
+        written[name] += toctree(Path(other).name for other in below)
+    for _, (first, *others) in sections(written["index.md"]):
+        written[first] += toctree(others)
+    written["index.md"] = index_page(written["index.md"])
     written |= api_pages()
     written |= {place: notebook(ROOT / script) for script, place in notebooks().items()}
     for name, text in written.items():
