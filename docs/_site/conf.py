@@ -50,8 +50,9 @@ napoleon_numpy_docstring = False
 
 # Roles in docstrings must lead to something public of this package, or to one of these parts, which contributors read.
 contributors_parts = [
-    "core", "clients", "lightning", "ops.slices", "ops.solvers", "arguments.checked", "comparison.plan",
-    "report.tables", "federation.registered_clients", "fit.readable",
+    "core", "clients", "lightning", "ops.slices", "ops.solvers", "arguments.checked", "comparison.limits",
+    "comparison.plan", "report.gains", "report.runs_of_a_method", "report.tables", "federation.registered_clients",
+    "fit.options", "fit.readable",
     "algorithms._shared", "algorithms.features", "algorithms.groups", "algorithms.ditto",
 ]  # fmt: skip
 nitpicky = True
