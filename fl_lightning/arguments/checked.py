@@ -7,7 +7,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, wraps
-from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
+from typing import Any, ParamSpec, Protocol, TypeVar, cast, get_type_hints
 
 from fl_lightning.arguments.kinds import Kind, Mismatch, kind_of
 from fl_lightning.arguments.rules import ANY, Rule
@@ -37,18 +37,12 @@ def checked(**rules: Rule) -> Callable[[C], C]:
     return decorate
 
 
-def trusted(target: Callable[P, T]) -> Callable[P, T]:
-    """A checked class or function without its checks, for arguments that the library itself has made."""
-    return cast("Callable[P, T]", _unchecked(target))
+class _Trusted(Protocol):
+    def __call__(self, target: Callable[P, T]) -> Callable[P, T]: ...
 
 
-def altered(record: T, **changes: Any) -> T:
-    """A record of a checked dataclass with other values, which the library itself has made; they are not checked."""
-    return trusted(type(record))(**{**vars(record), **changes})
-
-
-@cache
 def _unchecked(target: Any) -> Callable[..., Any]:
+    """A checked class or function without its checks, for arguments that the library itself has made."""
     if not inspect.isclass(target):
         return cast("Callable[..., Any]", target.__wrapped__)
     init = vars(target)["__init__"].__wrapped__
@@ -59,6 +53,14 @@ def _unchecked(target: Any) -> Callable[..., Any]:
         return instance
 
     return made
+
+
+trusted = cast("_Trusted", cache(_unchecked))
+
+
+def altered(record: T, **changes: Any) -> T:
+    """A record of a checked dataclass with other values, which the library itself has made; they are not checked."""
+    return trusted(type(record))(**{**vars(record), **changes})
 
 
 def check(name: str, value: Any, annotation: Any, rule: Rule | None = None) -> Any:

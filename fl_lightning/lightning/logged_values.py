@@ -44,7 +44,7 @@ class LoggedRow:
         if isnan(self.values[name]):
             self.undefined[name] = reason or "it is NaN"
 
-    def note(self, name: str, metric: Any) -> None:
+    def note(self, name: str, metric: Metric) -> None:
         """Keeps which end of a metric is good, if its class says so, and whether all samples got one class."""
         better = getattr(metric, "higher_is_better", None)
         if isinstance(better, bool):
@@ -81,16 +81,16 @@ class ClientValues:
                 self._metrics.add(key)
             entry.has_reset, entry._computed = True, None
 
-    def read(self, notes: LogNotes) -> LoggedRow:
-        """The values of what the results hold."""
-        row = LoggedRow()
+    def read(self, notes: LogNotes, row: LoggedRow) -> None:
+        """Adds the values of what the results hold to a row."""
         for _, entry in self._entries():
             value, reason = _value(entry, notes)
             if value is not None and value.numel() == 1:
                 name, own = self.results._forked_name(entry, False)[0], entry.meta.name
                 row.add(name, float(value), reason or notes.undefined.get(own))
-                row.note(name, notes.sources.get(own) if entry.is_tensor else entry.value)
-        return row
+                source = notes.sources.get(own) if entry.is_tensor else entry.value
+                if source is not None:
+                    row.note(name, source)
 
     def take(self) -> ClientLogs:
         """What the client's batches have logged, beside metric objects."""

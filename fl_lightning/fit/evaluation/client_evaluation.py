@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from math import isnan, nan
 from typing import Any
 
@@ -20,6 +20,7 @@ from fl_lightning.fit.evaluation.one_client import Alone
 from fl_lightning.fit.evaluation.personal import PREFIX, PersonalEvaluation
 from fl_lightning.fit.loaders import EvaluationLoader, counts_of
 from fl_lightning.lightning.batches import ClientBatch, num_loaders, numbered_batches
+from fl_lightning.lightning.inspection import is_overridden
 from fl_lightning.lightning.logged_values import ClientValues, active_results
 from fl_lightning.lightning.module.snapshot import shadowed
 from fl_lightning.lightning.module.undefined_metrics import LogNotes
@@ -74,7 +75,8 @@ class ClientEvaluation:
         self._word = {"val": "validation", "test": "test"}[stage]
         self._notes = LogNotes(self._module)
         self._values = ClientValues(active_results(trainer))
-        self._alone = Alone(trainer, self._word, self._notes, loaders)
+        self._hook = f"on_{self._word}_epoch_end"
+        self._has_hook = is_overridden(self._hook, self._module)
         self._ranks = ranks if self._is_divisible(ranks) else None
         if self._ranks is not None:
             self._divided[0].own_clients = balanced_split(self._divided[0].counts, self._ranks.size)[self._ranks.rank]
@@ -82,7 +84,8 @@ class ClientEvaluation:
         self._parts: dict[int, ClientPart] = {}
         self._means: dict[str, float] = {}
         self._present: int | None = None  # whose batches are running
-        self._number: tuple[int, Sequence[int]] | None = None  # of a batch among the client's, and of these
+        self._counts: Sequence[int] = ()  # of the client's batches
+        self._number: tuple[int, Sequence[int]] | None = None  # of a batch among these
         self._walked = 0  # loaders
         self._steps = ExitStack()
 
@@ -96,9 +99,9 @@ class ClientEvaluation:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Around the whole evaluation."""
-        end = partial(self._end_for_all, getattr(self._module, self._alone.hook))
+        end = partial(self._end_for_all, getattr(self._module, self._hook))
         with (
-            self._notes.metric_warnings.installed(), self._steps, shadowed(self._module, **{self._alone.hook: end}),
+            self._notes.metric_warnings.installed(), self._steps, shadowed(self._module, **{self._hook: end}),
             numbered_batches(self._trainer, self._word, lambda: self._number),
         ):  # fmt: skip
             yield
@@ -122,7 +125,7 @@ class ClientEvaluation:
             self._enter(self._states, client)
         if own is not None:
             self._parts[client].size += own.num_samples
-        self._number = (own.index, counts_of(self._loaders, client)) if own is not None and self._in_turn else None
+        self._number = (own.index, self._counts) if own is not None and self._in_turn else None
         self._notes.next_batch()
         yield
         self._number = None
@@ -140,6 +143,7 @@ class ClientEvaluation:
     def _enter(self, states: ClientParts, client: int) -> None:
         part, self._present = self._parts.setdefault(client, ClientPart()), client
         states.enter(part)
+        self._counts = counts_of(self._loaders, client)
         self._values.join([part.logged], {})
         seed = derive_seed(self._seed, client, *([self._walked] if self._walked else []))
         self._steps.enter_context(isolated(seed, self._trainer.strategy.root_device))
@@ -150,17 +154,21 @@ class ClientEvaluation:
         if self._present is None:
             return
         part = self._parts[self._present]
-        part.row.update(self._values.read(self._notes))
+        self._values.read(self._notes, part.row)
         part.logged, self._present = self._values.take(), None
         states.leave(part)
 
     # ---- once all batches are over
 
+    @cached_property
+    def _alone(self) -> Alone:
+        return Alone(self._trainer, self._word, self._notes, self._loaders)
+
     def _end_for_each(self, states: ClientParts) -> None:
         """Runs what follows each client's batches."""
         for client in [client for client in self._parts if client != _NOBODY]:
             part = self._parts[client]
-            if self._alone.has_hook:
+            if self._has_hook:
                 states.enter(part)
                 part.row = self._alone.end(client, part.row)
             # A client that is not in training has no model of its own, whoever's number it has elsewhere.
@@ -171,7 +179,7 @@ class ClientEvaluation:
                 seed = derive_seed(torch.initial_seed(), "personal", client)
                 with isolated(seed, self._trainer.strategy.root_device), own:
                     row = self._alone.steps(client)
-                    part.own = self._alone.end(client, row) if self._alone.has_hook else row
+                    part.own = self._alone.end(client, row) if self._has_hook else row
         if self._ranks is not None:
             self._parts = {client: part for some in self._ranks.gather(self._parts) for client, part in some.items()}
 
@@ -187,8 +195,8 @@ class ClientEvaluation:
         means_logged = self._values.join([part.logged for part in parts], self._means)
         for part in parts:
             part.logged = {}
-        if self._means and (means_logged or self._alone.has_hook):
-            where = ", ".join(means_logged) or f"what {self._alone.hook} logs"
+        if self._means and (means_logged or self._has_hook):
+            where = ", ".join(means_logged) or f"what {self._hook} logs"
             self._notices.say(
                 f"{type(self._module).__name__}.{self._word}_step changes {', '.join(changed)}, which nothing can add "
                 f"up over clients: {where} is the mean of the clients' values, weighted by their samples",
@@ -251,7 +259,7 @@ class ClientEvaluation:
         failed = [part.row for part in parts.values() if part.row.error is not None]
         if failed and len(failed) == len(parts):
             self._notices.say(
-                f"{type(self._module).__name__}.{self._alone.hook} does not run for a client alone "
+                f"{type(self._module).__name__}.{self._hook} does not run for a client alone "
                 f"({failed[0].error}): no client has values of what it logs after that"
             )
             return

@@ -18,7 +18,7 @@ from fl_lightning.lightning.module.objects import Added, Object, means_the_same
 from fl_lightning.lightning.module.snapshot import ModuleSnapshot
 from fl_lightning.lightning.names import LightningModule
 
-Changes = list[tuple[Object, Any]]
+Changes = Sequence[tuple[Object, Any]]
 
 
 @dataclass
@@ -30,7 +30,7 @@ class ClientPart:
     own: LoggedRow | None = None  # values of its own model, where the method has them
     logged: ClientLogs = field(default_factory=dict)  # by its batches of the present loader
     metrics: list[MetricDelta | None] = field(default_factory=list)  # None for those that it leaves alone
-    changes: Mapping[str, Any] | Changes = field(default_factory=dict)  # of all else, in plain values if they can be
+    changes: Mapping[str, Any] | Changes = ()  # of all else, in plain values if they can be
     changed: tuple[str, ...] = ()  # attributes that nothing can join
 
 
@@ -70,7 +70,7 @@ class ClientParts:
             collection.values(copy_state=False)
         used = [updates_of(metric) or last_value(metric) is not None for metric in self._joined]
         part.metrics = [MetricDelta.of(m) if is_used else None for m, is_used in zip(self._joined, used, strict=True)]
-        part.changes, part.changed, changed = {}, (), self._begun.changed()
+        part.changes, part.changed, changed = (), (), self._begun.changed()
         self._is_as_begun = not changed
         if not changed:
             return

@@ -25,6 +25,7 @@ from fl_lightning.metrics.functional import Mode, guessed_mode
 from fl_lightning.report.callbacks.client_table import ClientTable, format_client_table
 
 _MANY_CLIENTS = 200
+_summary = trusted(EvaluationRecord.summary)
 _WORDS: Mapping[Mode, str] = {"max": "large", "min": "small", "abs": "near 0"}
 
 
@@ -199,7 +200,7 @@ class EvaluationReport:
         metrics, of_clients = dict[str, float](), dict[str, float]()
         labels = record.client_names if self._by_name else record.client_ids
         for name, values in record.values.items():
-            metrics |= {f"fed/{name}/{key}": float(value) for key, value in record.summary(name).items()}
+            metrics |= {f"fed/{name}/{key}": float(value) for key, value in _summary(record, name).items()}
             metrics[f"fed/{name}/undefined"] = float(len(record.undefined.get(name, ())))
             if len(labels) <= _MANY_CLIENTS:
                 rows = zip(labels, values, record.sizes, strict=True)

@@ -12,7 +12,6 @@ from fl_lightning.clients.client_optimizers import group_options
 from fl_lightning.core.modules import preserve_modes, submodules
 from fl_lightning.fit.loaders import EvaluationLoader, counts_of
 from fl_lightning.lightning.batches import counted_batches, run_batch, run_hook
-from fl_lightning.lightning.inspection import is_overridden
 from fl_lightning.lightning.logged_values import ClientValues, LoggedRow, active_results, collecting
 from fl_lightning.lightning.module.snapshot import shadowed
 from fl_lightning.lightning.module.undefined_metrics import LogNotes
@@ -32,8 +31,6 @@ class Alone:
         self._trainer, self._stage, self._notes, self._loaders = trainer, stage, notes, loaders
         self._module: LightningModule = trainer.lightning_module
         self._values = ClientValues(type(active_results(trainer))(training=False))
-        self.hook = f"on_{stage}_epoch_end"
-        self.has_hook = is_overridden(self.hook, self._module)
 
     def steps(self, client_id: int) -> LoggedRow:
         """What the module logs in all of a client's batches."""
@@ -52,13 +49,13 @@ class Alone:
                 ):
                     self._notes.next_batch()
                     run_batch(self._trainer, self._stage, batch, index)
-                row.update(self._values.read(self._notes))  # Lightning, too, computes metrics once a loader is over
+                self._values.read(self._notes, row)  # Lightning, too, computes metrics once a loader is over
         results.dataloader_idx = None
         return row
 
     def end(self, client_id: int, row: LoggedRow) -> LoggedRow:
         """Runs the epoch-end hook for a client; adds what it logs until it ends or raises, and the error."""
-        results, error = self._values.results, None
+        found, results = LoggedRow(), self._values.results
         groups = [(group, group_options(group)) for each in self._trainer.optimizers for group in each.param_groups]
         self._values.clear()
         with (
@@ -66,14 +63,13 @@ class Alone:
             self._notes.listening(judges=True), counted_batches(self._trainer, counts_of(self._loaders, client_id)),
         ):  # fmt: skip
             try:
-                run_hook(self._trainer, self.hook)
+                run_hook(self._trainer, f"on_{self._stage}_epoch_end")
             except Exception as raised:
-                error = f"{type(raised).__name__}: {raised}"
-            found = self._values.read(self._notes)
+                found.error = f"{type(raised).__name__}: {raised}"
+            self._values.read(self._notes, found)
         for group, options in groups:  # rates that the hook sets move once per evaluation, not once per client
             group.update(options)
         found.update(row)
-        found.error = error
         return found
 
     @contextmanager

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torchmetrics import MetricCollection
 
 from fl_lightning.lightning.module.generators import generator_state, put_generator_state
 
@@ -38,13 +39,17 @@ class Kind(NamedTuple):
     change: Callable[[Any, Any, Any], Any] = lambda value, then, now: now  # what :meth:`Object.apply` needs
 
 
-def held_by(value: Any) -> Iterable[Step] | None:
-    """What an object holds that never changes itself; ``None`` if it may."""
-    if isinstance(value, (tuple, frozenset)):
-        return numbered(value)
-    if isinstance(value, partial):
-        return numbered((value.func, value.args, value.keywords))
-    return [(".__self__", value.__self__)] if isinstance(value, MethodType) else None
+HOLDERS = (tuple, frozenset, partial, MethodType, MetricCollection)
+"""What never changes itself, but for collections, of which others look after the attributes."""
+
+
+def held_by(value: Any) -> Iterable[Step]:
+    """What one of the ``HOLDERS`` holds."""
+    if isinstance(value, MethodType):
+        return [(".__self__", value.__self__)]
+    if isinstance(value, MetricCollection):
+        value = value.values(copy_state=False)
+    return numbered((value.func, value.args, value.keywords) if isinstance(value, partial) else value)
 
 
 def numbered(values: Iterable[Any]) -> list[Step]:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.modules import buffers_of, named_metrics, submodules
 from fl_lightning.lightning.metric_state import MetricState, is_mergeable, joins_clients, parts_of
-from fl_lightning.lightning.module.contents import PLAIN, Kind, held_by, numbered
+from fl_lightning.lightning.module.contents import HOLDERS, PLAIN, Kind, held_by
 from fl_lightning.lightning.module.kinds import kinds_of
 from fl_lightning.lightning.module.objects import (
     FRAMEWORK,
@@ -79,12 +80,11 @@ class Snapshot:
                 self._of_data.append((value, name, path))
                 continue
             self._seen.add(id(value))
-            collected = isinstance(value, MetricCollection)
-            inside = numbered(value.values(copy_state=False)) if collected else held_by(value)
-            if inside is not None:
-                waiting.extend((part, name, path + step) for step, part in inside if not isinstance(part, PLAIN))
-                continue
-            self._look_at(value, name, path, of_data)
+            if isinstance(value, HOLDERS):
+                found = held_by(value)
+                waiting.extend((part, name, path + step) for step, part in found if not isinstance(part, PLAIN))
+            else:
+                self._look_at(value, name, path, of_data)
 
     def _look_at(self, value: Any, name: str, path: str, of_data: bool) -> None:
         if isinstance(value, Tensor):
@@ -175,7 +175,7 @@ class ModuleSnapshot(Snapshot):
         self.buffers = self._add({at: part._buffers for at, part in named}, "", TABLES, look=False)
 
     def _add_rest(self, parts: Iterable[tuple[str, nn.Module]]) -> None:
-        for _, _, name, buffer in (*buffers_of(self._module)[0], *buffers_of(self._module)[1]):
+        for _, _, name, buffer in chain(*buffers_of(self._module)):
             for kind in kinds_of(buffer) or ():
                 self._add(buffer, name, kind)
         # What collections know of their metrics comes back only where it was not the evaluation itself that changed it.
