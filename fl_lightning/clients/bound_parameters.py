@@ -8,7 +8,7 @@ back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -81,10 +81,10 @@ class BoundParameters:
         self.release()
         return BoundParameters(self.module, layers, optimizers)
 
-    def check(self, optimizers: Sequence[Optimizer], held: Iterable[tuple[str, Tensor]]) -> None:
+    def check(self, optimizers: Sequence[Optimizer], held: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
         """Makes sure that a round can begin: the trained parameters are those of the layout, and the same objects.
 
-        ``held`` are tensors in the module's attributes, with their names, which must be in other memory.
+        ``held`` gives tensors in the module's attributes, with their names, which must be in other memory.
         """
         named = dict(self.module.named_parameters())
         before = zip(self.layout.names, self.parameters, strict=True)
@@ -102,7 +102,7 @@ class BoundParameters:
         self._idle = self._not_trained()
         self.bind_global()
         if not self._flags:  # hooks may have taken views since the fit began
-            self._check_memory(held)
+            self._check_memory(held())
         self._marks = self._frozen_marks()
         self._flags = [(parameter, parameter.requires_grad) for parameter in named.values()]
 

@@ -200,7 +200,7 @@ class VisitStrategy(OneDevice):
     def open_round(self) -> Iterator[ClientTask]:
         """Yields the client, or an empty place."""
         assert self._binding is not None
-        self._binding.check(self._trainer.optimizers, self.side.runner.isolation.take_snapshot().tensors)
+        self._binding.check(self._trainer.optimizers, lambda: self.side.runner.isolation.take_snapshot().tensors)
         client, index, loaders = self._client_id, self._message.round, self.side.loaders
         size = len(loaders.indices(client))
         if size == 0:

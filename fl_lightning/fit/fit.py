@@ -193,7 +193,7 @@ class FederatedFit:
 
     def open_round(self) -> Iterator[ClientTask]:
         """Draws the cohort of the current epoch and yields one task per place."""
-        self._binding.check(self._trainer.optimizers, self.clients.runner.isolation.take_snapshot().tensors)
+        self._binding.check(self._trainer.optimizers, lambda: self.clients.runner.isolation.take_snapshot().tensors)
         loaders, clients, index = self.clients.loaders, self.clients, self._trainer.current_epoch
         asks = (lambda params, ids: clients.losses_at(index, params, ids)) if clients.needs.requery else None
         selection = self._server.drawn(index, loaders.sizes)

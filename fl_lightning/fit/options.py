@@ -147,7 +147,7 @@ class FitOptions(LocalOptions):
         half = "" if self.client is None else f" with client={type(self.client).__name__}"
         return type(self.algorithm).__name__ + half
 
-    @property
+    @cached_property
     def guards(self) -> tuple[Guard, ...]:
         """The guards, in the order in which they see the updates."""
         if self.guard is None:

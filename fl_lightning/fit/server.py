@@ -51,7 +51,7 @@ class Server:
         if options.attack is not None:
             options.attack.check(num_clients)
         options.check_rounds(len(rows), sizes)
-        self.failures = Failures(options, num_clients)
+        self.failures = Failures(options)
         self._step = GlobalStep(binding, options.server_optimizer)
         self.num_samples: int | None = None  # of all registered clients, if known
         self._summed = isinstance(rows, SummedRows)

@@ -21,7 +21,7 @@ from fl_lightning.clients.client_optimizers import HandSet
 from fl_lightning.clients.module_isolation import ModuleIsolation
 from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.core.errors import ClientError, ModuleError
-from fl_lightning.core.records import RoundRecord, client_label, numbered
+from fl_lightning.core.records import RoundRecord, client_label
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.lightning.names import rank_zero_info, rank_zero_warn
 
@@ -166,10 +166,11 @@ class Failures:
     trained and nothing came of it: no upload was usable, or the step was refused.
     """
 
-    def __init__(self, options: FitOptions, num_clients: int) -> None:
+    names: Sequence[str]  # of all clients; whoever opens rounds knows them
+
+    def __init__(self, options: FitOptions) -> None:
         self._options = options
         self.skipped_rounds, self.failed_rounds = 0, 0
-        self.names: Sequence[str] = numbered(num_clients)
 
     def drop(
         self, current: Round, client_id: int, reason: str, cause: Exception | None = None, any_usable: bool = True

@@ -36,8 +36,8 @@ def dense(name: str, tensor: Tensor) -> None:
         raise TypeError(f"{name} must be a dense tensor, found {shown(tensor)}")
 
 
-def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
-    """Requires a tensor of a shape; None stands for any size."""
+def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...], *dtypes: torch.dtype) -> None:
+    """Requires a tensor of a shape, in which None stands for any size, and of one of the dtypes if there are any."""
     dense(name, tensor)
     found = tensor.shape
     if len(found) != len(shape) or any(
@@ -45,6 +45,8 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> Non
     ):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(f"{name} must have shape [{wanted}], found {list(found)}")
+    if dtypes:
+        check_dtype(name, tensor, *dtypes)
 
 
 def check_dtype(name: str, tensor: Tensor, *dtypes: torch.dtype) -> None:
@@ -69,8 +71,7 @@ def matrix(name: str, rows: Tensor) -> None:
 
 def layer_offsets(offsets: Tensor, columns: int) -> None:
     """Requires a CPU vector of at least two int64 numbers that rise from 0 to the number of columns."""
-    check_shape("offsets", offsets, (None,))
-    check_dtype("offsets", offsets, torch.int64)
+    check_shape("offsets", offsets, (None,), torch.int64)
     if offsets.device.type != "cpu":
         raise ValueError(f"offsets must be on the CPU, found {offsets.device}")
     if offsets.shape[0] < 2:
@@ -79,6 +80,13 @@ def layer_offsets(offsets: Tensor, columns: int) -> None:
         starts: list[int] = offsets.tolist()
         if starts[0] != 0 or starts[-1] != columns or starts != sorted(starts):
             raise ValueError(f"offsets must rise from 0 to n = {columns} without decreasing, found {starts}")
+
+
+def layers(rows: Tensor, offsets: Tensor, total_columns: int | None = None) -> None:
+    """Requires a :func:`matrix`, the offsets of its layers, and as many columns as :func:`node_of_tree` says."""
+    matrix("rows", rows)
+    layer_offsets(offsets, rows.shape[1])
+    node_of_tree(rows.shape[1], total_columns)
 
 
 def node_of_tree(columns: int, total_columns: int | None) -> None:
@@ -117,8 +125,7 @@ def ratio(name: str, value: float) -> None:
 
 def positions(name: str, chosen: Tensor, count: int) -> None:
     """Requires a CPU vector of int64 numbers from 0 to ``count - 1``."""
-    check_shape(name, chosen, (None,))
-    check_dtype(name, chosen, torch.int64)
+    check_shape(name, chosen, (None,), torch.int64)
     if chosen.device.type != "cpu":
         raise ValueError(f"{name} must be on the CPU, found {chosen.device}")
     if _readable(chosen) and any(not 0 <= place < count for place in chosen.tolist()):

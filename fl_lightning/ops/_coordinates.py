@@ -50,8 +50,7 @@ def puc_track(
         ValueError: a shape, a device, a number or the offsets' values break the rules above.
     """
     _check.floating("row", row, (None,))
-    _check.check_shape("counts", counts, (row.shape[0],))
-    _check.check_dtype("counts", counts, torch.uint8, torch.int16, torch.int32)
+    _check.check_shape("counts", counts, (row.shape[0],), torch.uint8, torch.int16, torch.int32)
     if counts.device != row.device:
         raise ValueError(f"counts must be on the row's device {row.device}, found {counts.device}")
     _check.integer("threshold", threshold)
@@ -87,8 +86,7 @@ def puc_combine(rows: Tensor, keep: Tensor, weights: Tensor) -> Tensor:
     """
     _check.matrix("rows", rows)
     m, n = rows.shape
-    _check.check_shape("keep", keep, (m, (n + 31) // 32))
-    _check.check_dtype("keep", keep, torch.int32)
+    _check.check_shape("keep", keep, (m, (n + 31) // 32), torch.int32)
     if keep.device != rows.device:
         raise ValueError(f"keep must be on the rows' device {rows.device}, found {keep.device}")
     _check.floating("weights", weights, (m,))

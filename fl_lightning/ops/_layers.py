@@ -36,9 +36,7 @@ def layer_gram(rows: Tensor, offsets: Tensor, *, total_columns: int | None = Non
         TypeError: a dtype is not allowed.
         ValueError: a shape, a device, the offsets' values or the number of columns break the rules above.
     """
-    _check.matrix("rows", rows)
-    _check.layer_offsets(offsets, rows.shape[1])
-    _check.node_of_tree(rows.shape[1], total_columns)
+    _check.layers(rows, offsets, total_columns)
     gram: Tensor = torch.ops.fl_lightning.layer_gram(rows, offsets, total_columns)
     return gram
 
@@ -59,9 +57,7 @@ def layer_squares(rows: Tensor, offsets: Tensor, *, total_columns: int | None = 
         TypeError: a dtype is not allowed.
         ValueError: a shape, a device, the offsets' values or the number of columns break the rules above.
     """
-    _check.matrix("rows", rows)
-    _check.layer_offsets(offsets, rows.shape[1])
-    _check.node_of_tree(rows.shape[1], total_columns)
+    _check.layers(rows, offsets, total_columns)
     squares: Tensor = torch.ops.fl_lightning.layer_squares(rows, offsets, total_columns)
     return squares
 
@@ -87,10 +83,8 @@ def layer_cross_gram(
         TypeError: a dtype is not allowed.
         ValueError: a shape, a device, the offsets' values or the number of columns break the rules above.
     """
-    _check.matrix("rows", rows)
+    _check.layers(rows, offsets, total_columns)
     _check.floating("others", others, (None, rows.shape[1]), beside=rows)
-    _check.layer_offsets(offsets, rows.shape[1])
-    _check.node_of_tree(rows.shape[1], total_columns)
     gram: Tensor
     if chosen is None:
         gram = torch.ops.fl_lightning.layer_cross_gram(rows, others, offsets, total_columns)
@@ -117,10 +111,8 @@ def layer_dots(rows: Tensor, step: Tensor, offsets: Tensor, *, total_columns: in
         TypeError: a dtype is not allowed.
         ValueError: a shape, a device, the offsets' values or the number of columns break the rules above.
     """
-    _check.matrix("rows", rows)
+    _check.layers(rows, offsets, total_columns)
     _check.floating("step", step, (rows.shape[1],), beside=rows)
-    _check.layer_offsets(offsets, rows.shape[1])
-    _check.node_of_tree(rows.shape[1], total_columns)
     dots: Tensor = torch.ops.fl_lightning.layer_dots(rows, step, offsets, total_columns)
     return dots
 
@@ -146,8 +138,7 @@ def layer_combine(rows: Tensor, offsets: Tensor, coeff: Tensor, out: Tensor | No
         TypeError: a dtype is not allowed.
         ValueError: a shape, a device or the offsets' values break the rules above, or ``out`` overlaps the rows.
     """
-    _check.matrix("rows", rows)
-    _check.layer_offsets(offsets, rows.shape[1])
+    _check.layers(rows, offsets)
     _check.floating("coeff", coeff, (offsets.shape[0] - 1, rows.shape[0]))
     _check.reachable("coeff", coeff, rows)
     if out is None:
@@ -178,10 +169,9 @@ def layer_cross_combine(rows: Tensor, others: Tensor, offsets: Tensor, coeff: Te
         TypeError: a dtype is not allowed, or ``others`` has another one than ``rows``.
         ValueError: a shape, a device or the offsets' values break the rules above.
     """
-    _check.matrix("rows", rows)
+    _check.layers(rows, offsets)
     _check.floating("others", others, (None, rows.shape[1]), beside=rows)
     _check.check_dtype("others", others, rows.dtype)
-    _check.layer_offsets(offsets, rows.shape[1])
     _check.floating("coeff", coeff, (offsets.shape[0] - 1, rows.shape[0] + others.shape[0]))
     _check.reachable("coeff", coeff, rows)
     step: Tensor = torch.ops.fl_lightning.layer_cross_combine(rows, others, offsets, coeff)

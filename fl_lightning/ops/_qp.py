@@ -33,10 +33,8 @@ def project_conflicts(gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
     """
     _square("gram", gram)
     m = gram.shape[-1]
-    _check.check_shape("order", order, (m,))
-    _check.check_dtype("order", order, torch.int64)
-    _check.check_shape("keep", keep, (m,))
-    _check.check_dtype("keep", keep, torch.bool)
+    _check.check_shape("order", order, (m,), torch.int64)
+    _check.check_shape("keep", keep, (m,), torch.bool)
     _check.reachable("order", order, gram)
     _check.permutation("order", order)
     _check.reachable("keep", keep, gram)
@@ -118,8 +116,7 @@ def common_descent(
     _check.integer("online", online, least=1, most=k)
     for name, numbers, shape in (("scale", scale, (batch, k)), ("weights", weights, (online,))):
         if numbers is not None:
-            _check.check_shape(name, numbers, shape)
-            _check.check_dtype(name, numbers, torch.float64)
+            _check.check_shape(name, numbers, shape, torch.float64)
             _check.reachable(name, numbers, gram)
     for name, number in (("zero_row", zero_row), ("zero_direction", zero_direction), ("rounding", rounding)):
         _check.ratio(name, number)

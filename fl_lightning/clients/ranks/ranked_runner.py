@@ -90,6 +90,7 @@ class RankedRunner(CohortRunner):
             left = [place for place in left if place not in self._outcomes]  # by whoever was asked to stop
             ranks.follow_requests(between_clients=bool(left))
         if self._between is not None:
+            self._clients.isolation.take_snapshot()  # a rank may have trained nobody
             self._trained_on = self._clients.global_params.clone()
 
     def _trained(self, left: Sequence[int]) -> list[tuple[VisitOutcome, SentRows | None]]:
