@@ -24,8 +24,8 @@ from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.on_ranks import Agreement, check_same_start, checksums_of
 from fl_lightning.fit.options import FitOptions
-from fl_lightning.fit.round_start import RoundStart
 from fl_lightning.fit.server import Server
+from fl_lightning.fit.state_callback import RoundStart
 from fl_lightning.fit.uploads import Round, agreed_loss_batch_factor, merge_module_changes
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.fit_description import check_resume

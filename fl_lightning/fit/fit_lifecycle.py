@@ -22,7 +22,7 @@ from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.fit import FederatedFit
 from fl_lightning.fit.loaders import RoundLoader, local_batches, refuse_undivided_data
 from fl_lightning.fit.options import FitOptions
-from fl_lightning.fit.round_start import RoundStart
+from fl_lightning.fit.state_callback import RoundStart
 from fl_lightning.lightning.epoch_loop import FederatedEpochLoop, install
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.names import Trainer

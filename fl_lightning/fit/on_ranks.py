@@ -29,7 +29,6 @@ from fl_lightning.core.storage import rule_state
 from fl_lightning.core.tensors import checksum, checksums
 from fl_lightning.core.updates import Columns
 from fl_lightning.fit.client_side import ClientSide
-from fl_lightning.fit.guarding import guard_states
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.server import Server
 from fl_lightning.lightning.fit_description import FitDescription, plain
@@ -150,7 +149,9 @@ def checksums_of(options: FitOptions, server: Server, clients: ClientSide) -> di
     held: dict[str, Any] = {
         "the global parameters": clients.runner.global_params,
         "buffers": clients.buffers.global_values(),
-        "guards": rule_state.without_shards(guard_states(options.guards, columns)),
+        "guards": rule_state.without_shards(
+            {name: rule_state.sharded_state_dict(guard, columns) for name, guard in options.named_guards.items()}
+        ),
         type(rule).__name__: rule_state.without_shards(rule_state.sharded_state_dict(rule, columns)),
         "server_optimizer": optimizer and optimizer.state_dict(),
         "skipped_rounds": server.failures.skipped_rounds,

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from fl_lightning.algorithms.attacks.base import Attack
 from fl_lightning.algorithms.base import ClientRule, ServerRule, obstacle
 from fl_lightning.algorithms.differential_privacy import DifferentialPrivacy, accounting
-from fl_lightning.algorithms.guards.base import Guard
+from fl_lightning.algorithms.guards.base import Guard, check_guards
 from fl_lightning.algorithms.records import READS, Needs, Reads
 from fl_lightning.arguments import check_unused
 from fl_lightning.clients.base import CohortExecutor
@@ -27,7 +27,6 @@ from fl_lightning.core.taken_names import refuse_taken_names
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
 from fl_lightning.fit.checks import Method, paired_client_rule
 from fl_lightning.fit.data_of_trainer import PartitionLike
-from fl_lightning.fit.guarding import check_guards
 from fl_lightning.lightning.fit_description import plain
 from fl_lightning.lightning.names import rank_zero_warn
 from fl_lightning.metrics.functional import Mode
@@ -153,6 +152,11 @@ class FitOptions(LocalOptions):
         if self.guard is None:
             return ()
         return (self.guard,) if isinstance(self.guard, Guard) else tuple(self.guard)
+
+    @property
+    def named_guards(self) -> dict[str, Guard]:
+        """The guards under the names that they have in checkpoints."""
+        return {f"{type(guard).__name__} {place}": guard for place, guard in enumerate(self.guards)}
 
     def adds_up(self, size: int) -> bool:
         """Whether a round's updates, of so many bytes, are added up as they arrive: nothing reads single ones."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from fl_lightning.algorithms.guards.base import CannotGuardError
 from fl_lightning.algorithms.records import Federation, StepReport, mean_rate
@@ -24,7 +23,6 @@ from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.storage import rule_state
 from fl_lightning.data.cohort_samplers import Selection
 from fl_lightning.fit.global_step import GlobalStep, RefusedStepError
-from fl_lightning.fit.guarding import guard_states, guarded, load_guard_states
 from fl_lightning.fit.memory import memory_plan
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.uploads import Failures, Round, UsableUploads, stacked, usable
@@ -46,6 +44,7 @@ class Server:
     ) -> None:
         self._options, self._algorithm, self._rule = options, options.algorithm, options.client_rule
         self._binding, self._buffers, self._rows, self._num_clients = binding, buffers, rows, num_clients
+        self._stateful = (self._algorithm, self._rule, *options.guards)
         for each in options.guards:
             each.check(num_clients)
         if options.attack is not None:
@@ -53,14 +52,10 @@ class Server:
         options.check_rounds(len(rows), sizes)
         self.failures = Failures(options)
         self._step = GlobalStep(binding, options.server_optimizer)
+        self.optimizer = self._step.optimizer  # None if steps are subtracted
         self.num_samples: int | None = None  # of all registered clients, if known
         self._summed = isinstance(rows, SummedRows)
         self._counts_conflicts = options.count_conflicts is not False and not self._summed
-
-    @property
-    def optimizer(self) -> Optimizer | None:
-        """The server optimizer; ``None`` if steps are subtracted."""
-        return self._step.optimizer
 
     def description(self, **entries: Any) -> FitDescription:
         """The fit in plain values, with further entries."""
@@ -101,7 +96,7 @@ class Server:
 
     def reset(self) -> None:
         """Begins anew."""
-        for part in (self._algorithm, self._rule, *self._options.guards):
+        for part in self._stateful:
             rule_state.reset(part)
 
     def states(self) -> dict[str, Any]:
@@ -110,7 +105,7 @@ class Server:
         return {
             "algorithm": rule_state.sharded_state_dict(self._algorithm, columns),
             "client_rule": rule_state.sharded_state_dict(self._rule, columns),
-            "guards": guard_states(self._options.guards, columns),
+            "guards": {n: rule_state.sharded_state_dict(g, columns) for n, g in self._options.named_guards.items()},
             "server_optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
             "skipped_rounds": self.failures.skipped_rounds,
             "failed_rounds": self.failures.failed_rounds,
@@ -121,8 +116,9 @@ class Server:
         columns = self._rows.columns
         for name, rule in (("algorithm", self._algorithm), ("client_rule", self._rule)):
             rule_state.load_sharded_state_dict(rule, states[name], columns, ids)
-        load_guard_states(self._options.guards, states.get("guards", {}), columns, ids)
-        for part in (self._algorithm, self._rule, *self._options.guards):
+        for name, guard in self._options.named_guards.items():  # those that the states lack begin anew
+            rule_state.load_sharded_state_dict(guard, states.get("guards", {}).get(name, {}), columns, ids)
+        for part in self._stateful:
             rule_state.set_num_clients(part, self._num_clients)
         self.failures.skipped_rounds = states.get("skipped_rounds", 0)
         self.failures.failed_rounds = states.get("failed_rounds", 0)
@@ -146,7 +142,7 @@ class Server:
             reason = f"{count} usable report{'s' * (count > 1)}, fewer than min_clients={self._options.min_clients}"
             reason = reason if uploads else "no usable report"
             return skipped(current, uploads, f"had {reason}", reason, current.trained > 0 and count == 0), _nothing
-        commit_or_undo = rule_state.transaction(self._algorithm, self._rule, *self._options.guards)
+        commit_or_undo = rule_state.transaction(*self._stateful)
         try:
             cohort, reports, scalars = self._guarded(current, reports)
         except BaseException as flaw:
@@ -234,27 +230,30 @@ class Server:
         )
 
     def _guarded(self, current: Round, reports: UsableUploads) -> tuple[Cohort, UsableUploads, dict[str, float]]:
-        """The cohort behind the guards, the reports of the clients in it, and numbers to log."""
-        left = reports
+        """The cohort behind the guards, the reports of the clients in it, and numbers to log.
 
-        def rebuilt(places: list[int], changed: bool) -> Cohort:
-            nonlocal left
-            left = left.at(places)
-            return self._cohort(current, left, places, None if changed else left.norms)
-
-        def left_out(place: int, reason: str) -> None:
-            current.dropped[reports.uploads[place].client_id] = reason
-
-        indices = [upload.index for upload in reports.uploads]
-        cohort = self._cohort(current, reports, indices, reports.norms)
-        attack = self._options.attack
+        Every guard sees what the one before has left; rows change in place. Numbers have the guard's class before them,
+        with ``_2`` for the second of a class.
+        """
+        cohort = self._cohort(current, reports, [upload.index for upload in reports.uploads], reports.norms)
+        attack, scalars, kinds, changed = self._options.attack, dict[str, float](), list[str](), False
         dishonest = [] if attack is None else attack.among(cohort.client_ids)
         if attack is not None and dishonest and attack.conspire(cohort.updates, dishonest):
-            places = list(range(len(cohort)))
-            cohort = self._cohort(current, reports, places, None)
-            left = reports = replace(reports, norms=cohort.updates.norms().cpu())
-        cohort, scalars = guarded(self._options.guards, cohort, rebuilt, left_out)
-        return cohort, left, scalars
+            cohort = self._cohort(current, reports, range(len(cohort)), None)
+            reports = replace(reports, norms=cohort.updates.norms().cpu())
+        for guard in self._options.guards:
+            verdict = guard.judge(cohort)
+            kinds.append(type(guard).__name__)
+            number = kinds.count(kinds[-1])
+            named = {"left_out": float(len(verdict.left_out)), **verdict.scalars}
+            scalars |= {f"{kinds[-1]}{f'_{number}' * (number > 1)}/{name}": each for name, each in named.items()}
+            current.dropped |= {cohort.client_ids[k]: reason for k, reason in sorted(verdict.left_out.items())}
+            if verdict.left_out or verdict.changes_rows:
+                stay, changed = verdict.remaining(len(cohort)), changed or verdict.changes_rows
+                reports = reports.at(stay)
+                cohort = self._cohort(current, reports, stay, None if changed else reports.norms)
+                verdict.change(cohort.updates.rows, stay)
+        return cohort, reports, scalars
 
     def _aggregate(self, cohort: Cohort) -> tuple[Tensor, float]:
         """The step ``[n]`` and its norm; raises RefusedStepError for a step that is not finite."""

@@ -92,8 +92,9 @@ class ClientValues:
                 if source is not None:
                     row.note(name, source)
 
-    def take(self) -> ClientLogs:
-        """What the client's batches have logged, beside metric objects."""
+    def take(self, notes: LogNotes, row: LoggedRow) -> ClientLogs:
+        """What the client's batches have logged, beside metric objects; its values are added to the row."""
+        self.read(notes, row)
         entries = [(key, entry) for key, entry in self._entries() if entry.is_tensor and entry._update_count]
         self._metas |= {key: _portable(entry.meta) for key, entry in entries if key not in self._metas}
         return {

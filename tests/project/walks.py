@@ -106,9 +106,9 @@ def gram(walk: Walk) -> None:
 
 def validate(walk: Walk) -> None:
     """Validation of four clients with two batches each."""
-    trainer = quiet_trainer(fl.FederatedStrategy(fl.algorithms.FedLF()))
+    module, trainer, own = fresh(), quiet_trainer(fl.FederatedStrategy(fl.algorithms.FedLF())), data()
     with walk:
-        trainer.validate(fresh(), data(), verbose=False)
+        trainer.validate(module, own, verbose=False)
 
 
 def resumed(walk: Walk) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Literal
@@ -28,6 +28,9 @@ Rows = Literal["same", "own"]
 ``"own"``   rows stay apart, each moved as far as the class says, so that the rule still sees what single clients want
 ==========  ============================================================================================================
 """
+
+_MANY = 100_000
+"""Clients among which a guard's smallest cohort is looked for."""
 
 
 class CannotGuardError(Exception):
@@ -152,6 +155,21 @@ class Guard(ABC):
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in constructor_arguments(self).items())
         return f"{type(self).__name__}({given})"
+
+
+def check_guards(guards: Sequence[Guard], most: int, who: str) -> None:
+    """Refuses guards that can judge no round, and says how many reports it takes."""
+    for guard in guards:
+        judged = [m for m in range(1, most + 1) if guard.needed(m) <= m]
+        if not judged:
+            enough = next((m for m in range(most + 1, _MANY) if guard.needed(m) <= m), None)
+            takes = "which no number of clients is enough for" if enough is None else f"which takes {enough} of them"
+            raise ValueError(
+                f"guard must be able to judge rounds with {who}, found {guard!r}, {takes}: sample more clients per "
+                "round, or lower the numbers that the guard was given"
+            )
+        most = max(map(guard.max_remaining, judged))
+        who = f"the {most} clients at most whom {guard!r} leaves"
 
 
 def assumed(dishonest: float, m: int) -> int:

@@ -154,8 +154,7 @@ class ClientEvaluation:
         if self._present is None:
             return
         part = self._parts[self._present]
-        self._values.read(self._notes, part.row)
-        part.logged, self._present = self._values.take(), None
+        part.logged, self._present = self._values.take(self._notes, part.row), None
         states.leave(part)
 
     # ---- once all batches are over

@@ -9,7 +9,7 @@ from inspect import signature
 from math import isnan, nan
 from typing import Any, Protocol
 
-from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.base import ClientRule, ServerRule, overrides
 from fl_lightning.arguments import altered, trusted
 from fl_lightning.core.records import EvaluationRecord, named
 from fl_lightning.core.seeding import derive_seed, isolated
@@ -83,9 +83,11 @@ class Evaluator:
         self._model.show()
         loaders = _divided_loaders(trainer)
         if loaders:
-            layers, trained = self._algorithm.layers, self._model.trained
-            names = next(one.loaders.names for one in loaders if one is not None)
-            personal = personal_evaluation(trainer, self._client_rule, loaded, layers, trained, names)
+            personal, rule = None, self._client_rule
+            if overrides(rule, "personal_model") and not trainer.sanity_checking:
+                layers, trained = self._algorithm.layers, self._model.trained
+                names = next(one.loaders.names for one in loaders if one is not None)
+                personal = personal_evaluation(trainer, rule, loaded, layers, trained, names)
             ranks = trainer.strategy.ranks  # type: ignore[attr-defined]
             known = [] if self._report is None else _in_training(trainer)  # a client elsewhere knows nobody else
             self._running = ClientEvaluation(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fl_lightning.algorithms.base import ClientRule, overrides
+from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.core.layout import LayerSpec, ParamLayout, layout_difference, layout_fingerprint, names_in
 from fl_lightning.core.model_snapshot import ModelPart, Snapshot, standing_in
 from fl_lightning.core.modules import trained_parameters
@@ -35,8 +35,6 @@ def personal_evaluation(
     checkpoint's, of clients by their ``names``. Warns if it has none that this rule can take, rather than evaluate
     those of another time.
     """
-    if trainer.sanity_checking or not overrides(rule, "personal_model"):
-        return None
     if trainer.state.fn == TrainerFn.FITTING or trainer.ckpt_path is None:
         return PersonalEvaluation(trainer, rule.personal_model, layers, trained)
     name, state = type(rule).__name__, loaded or {}
