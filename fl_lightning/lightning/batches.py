@@ -70,24 +70,30 @@ class ClientBatch:
     place: int | None = None  # among all clients' batches, if other processes have some; None: as counted here
 
 
+Numbers = tuple[int, Sequence[int]] | None
+"""``batch_idx``, and how many batches of each loader there are, as ``trainer.num_val_batches`` says."""
+
+
 @contextmanager
 def untagged_batches(
     trainer: Trainer,
+    stage: str,
     before: Callable[[], None],
-    around: Callable[[list[ClientBatch]], AbstractContextManager[None]],
+    around: Callable[[list[ClientBatch]], AbstractContextManager[Numbers]],
     after: Callable[[], None],
 ) -> Iterator[None]:
     """Takes the tags off all batches of the running evaluation before any hook sees them.
 
     ``before`` is called before the first batch, with a tag or without. ``around`` is entered with the tags before the
-    first hook of a batch, and left after the last. ``after`` is called when a loader is over, before Lightning reads
-    what was logged.
+    first hook of a batch, and left after the last; it gives the numbers for the module's step and hooks of batches,
+    where callbacks have others. ``after`` is called when a loader is over, before Lightning reads what was logged.
     """
-    loop = _evaluation_loop(trainer)
+    loop, module = _evaluation_loop(trainer), trainer.lightning_module
     evaluation_step, store_outputs, begun = loop._evaluation_step, loop._store_dataloader_outputs, False
+    numbers: Numbers = None
 
     def step(batch: Any, batch_idx: int, *args: Any, **kwargs: Any) -> None:
-        nonlocal begun
+        nonlocal begun, numbers
         if not begun:
             begun = True
             before()
@@ -95,45 +101,31 @@ def untagged_batches(
         if tags:
             batch = apply_to_collection(batch, ClientBatch, attrgetter("batch"))
             batch_idx = batch_idx if tags[0].place is None else tags[0].place
-        with around(tags):
+        with around(tags) as numbers:
             evaluation_step(batch, batch_idx, *args, **kwargs)
 
     def store() -> None:
         after()
         store_outputs()
 
-    loop._evaluation_step, loop._store_dataloader_outputs = step, store
-    try:
-        yield
-    finally:
-        del loop._evaluation_step, loop._store_dataloader_outputs
-
-
-@contextmanager
-def numbered_batches(
-    trainer: Trainer, stage: str, number: Callable[[], tuple[int, Sequence[int]] | None]
-) -> Iterator[None]:
-    """The module's step and hooks of batches are told other numbers than callbacks, if ``number`` gives any.
-
-    ``batch_idx``, and what ``trainer.num_val_batches`` or ``num_test_batches`` say.
-    """
-    module: Any = trainer.lightning_module
-
     def told(method: Callable[..., Any], at: int) -> Callable[..., Any]:
         @wraps(method)  # Lightning looks at its arguments
         def call_told(*args: Any, **kwargs: Any) -> Any:
-            found = number()
-            if found is None:
+            if numbers is None:
                 return method(*args, **kwargs)
-            with counted_batches(trainer, found[1]):
-                return method(*args[:at], *(found[0], *args[at + 1 :])[: len(args) - at], **kwargs)
+            with counted_batches(trainer, numbers[1]):
+                return method(*args[:at], *(numbers[0], *args[at + 1 :])[: len(args) - at], **kwargs)
 
         return call_told
 
     names = {f"{stage}_step": 1, f"on_{stage}_batch_start": 1, f"on_{stage}_batch_end": 2}
     own = {name: told(getattr(module, name), at) for name, at in names.items() if is_overridden(name, module)}
-    with shadowed(module, **own):
-        yield
+    loop._evaluation_step, loop._store_dataloader_outputs = step, store
+    try:
+        with shadowed(module, **own):
+            yield
+    finally:
+        del loop._evaluation_step, loop._store_dataloader_outputs
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from fl_lightning.fit.evaluation.client_parts import ClientPart, ClientParts
 from fl_lightning.fit.evaluation.one_client import Alone
 from fl_lightning.fit.evaluation.personal import PREFIX, PersonalEvaluation
 from fl_lightning.fit.loaders import EvaluationLoader, counts_of
-from fl_lightning.lightning.batches import ClientBatch, num_loaders, numbered_batches
+from fl_lightning.lightning.batches import ClientBatch, Numbers, num_loaders, untagged_batches
 from fl_lightning.lightning.inspection import is_overridden
 from fl_lightning.lightning.logged_values import ClientValues, active_results
 from fl_lightning.lightning.module.snapshot import shadowed
@@ -85,7 +85,6 @@ class ClientEvaluation:
         self._means: dict[str, float] = {}
         self._present: int | None = None  # whose batches are running
         self._counts: Sequence[int] = ()  # of the client's batches
-        self._number: tuple[int, Sequence[int]] | None = None  # of a batch among these
         self._walked = 0  # loaders
         self._steps = ExitStack()
 
@@ -102,21 +101,21 @@ class ClientEvaluation:
         end = partial(self._end_for_all, getattr(self._module, self._hook))
         with (
             self._notes.metric_warnings.installed(), self._steps, shadowed(self._module, **{self._hook: end}),
-            numbered_batches(self._trainer, self._word, lambda: self._number),
+            untagged_batches(self._trainer, self._word, self._begin, self._batch, self._loader_over),
         ):  # fmt: skip
             yield
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """The first batch is next, which may be of data that is not divided."""
         if not self._trainer.sanity_checking:
             self._states = ClientParts(self._module, travels=self._ranks is not None)
             self._notes.metrics = self._states.metrics
 
     @contextmanager
-    def batch(self, batches: Sequence[ClientBatch]) -> Iterator[None]:
+    def _batch(self, batches: Sequence[ClientBatch]) -> Iterator[Numbers]:
         """Around everything that Lightning does with a batch, or with several side by side; its hooks included."""
         if self._states is None:
-            yield
+            yield None
             return
         own = next((one for one in batches if any(one.source is divided for divided in self._divided)), None)
         client = _NOBODY if own is None else own.client_id
@@ -125,12 +124,10 @@ class ClientEvaluation:
             self._enter(self._states, client)
         if own is not None:
             self._parts[client].size += own.num_samples
-        self._number = (own.index, self._counts) if own is not None and self._in_turn else None
         self._notes.next_batch()
-        yield
-        self._number = None
+        yield (own.index, self._counts) if own is not None and self._in_turn else None
 
-    def loader_over(self) -> None:
+    def _loader_over(self) -> None:
         """All batches of a loader are over, and Lightning reads what they have logged."""
         if self._states is None:
             return

@@ -18,7 +18,7 @@ from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.fit.evaluation.client_evaluation import ClientEvaluation, Notices
 from fl_lightning.fit.evaluation.personal import PREFIX, personal_evaluation
 from fl_lightning.fit.loaders import EvaluationLoader, RoundLoader
-from fl_lightning.lightning.batches import untagged_batches, walked_loaders
+from fl_lightning.lightning.batches import walked_loaders
 from fl_lightning.lightning.logged_values import send_to_loggers, show_in_progress_bar
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer, TrainerFn, rank_zero_info, rank_zero_warn
 from fl_lightning.metrics.functional import Mode, guessed_mode
@@ -94,8 +94,6 @@ class Evaluator:
                 trainer, loaders, stage, rounds, self._notices, personal, seed, ranks, known
             )
             self._guard.enter_context(self._running.listening())
-            running = self._running
-            self._guard.enter_context(untagged_batches(trainer, running.begin, running.batch, running.loader_over))
         elif not trainer.sanity_checking:
             self.record = None  # nobody may take an earlier one for this one's
 

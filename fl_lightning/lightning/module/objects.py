@@ -13,7 +13,7 @@ from torch import nn
 
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.lightning.metric_state import beside_states
-from fl_lightning.lightning.module.contents import OF_DATA, Kind, Step, is_equal, numbered
+from fl_lightning.lightning.module.contents import OF_DATA, PLAIN, Kind, Step, is_equal, numbered
 from fl_lightning.lightning.names import LightningModule
 
 FRAMEWORK = frozenset((*vars(nn.Module()), *vars(LightningModule()), "_hparams_initial"))
@@ -42,12 +42,17 @@ class Added(NamedTuple):
 class Object:
     """One object and what it held when it was looked at.
 
-    ``name`` is the module's attribute that leads to it, and ``path`` the way to it from there.
+    ``name`` is the module's attribute that leads to it, and ``path`` the way to it from there. What it holds comes to
+    ``waiting``, each object with its name and path.
     """
 
-    def __init__(self, value: Any, name: str, kind: Kind, path: str = "") -> None:
+    def __init__(
+        self, value: Any, name: str, kind: Kind, path: str = "", waiting: deque[tuple[Any, str, str]] | None = None
+    ) -> None:
         self.value, self.name, self.kind, self.path = value, name, kind, path
         self.content = kind.read(value)
+        if waiting is not None:
+            waiting.extend(part for part in self._parts() if not isinstance(part[0], PLAIN))
 
     def is_same(self) -> bool:
         """Whether it holds what it held."""
@@ -96,7 +101,7 @@ class Object:
         names = [n for part in self.change() for n in part] if self.kind in MODULES else [""]
         return [".".join(filter(None, (self.name, name))) for name in names]
 
-    def parts(self) -> Iterable[tuple[Any, str, str]]:
+    def _parts(self) -> Iterable[tuple[Any, str, str]]:
         """Objects in the content, the attributes from which they are reached, and the ways from there."""
         if self.kind in MODULES:  # nobody changes what torch and Lightning have there
             at = f"{self.name}." if self.name else ""

@@ -64,10 +64,8 @@ class Snapshot:
         self._look_into(self._waiting, of_data=False)
 
     def _add(self, value: Any, name: str, kind: Kind, path: str = "", look: bool = True) -> Object:
-        found = Object(value, name, kind, path)
+        found = Object(value, name, kind, path, self._waiting if look else None)
         self.objects.append(found)
-        if look:
-            self._waiting.extend(part for part in found.parts() if not isinstance(part[0], PLAIN))
         return found
 
     def _look_into(self, waiting: deque[tuple[Any, str, str]], of_data: bool) -> None:
