@@ -4,6 +4,7 @@
 Uses ``lightning``, ``core`` and ``arguments``.
 """
 
+from fl_lightning.data.by_key import ByKey
 from fl_lightning.data.client_indices import ClientIndices
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import (
@@ -15,27 +16,15 @@ from fl_lightning.data.cohort_samplers import (
     UniformSampler,
 )
 from fl_lightning.data.datamodule import FederatedDataModule
-from fl_lightning.data.dirichlet_functions import dirichlet, dirichlet_classes
+from fl_lightning.data.dirichlet_partitions import Dirichlet, DirichletClasses
 from fl_lightning.data.labels import Samples, labels_of
 from fl_lightning.data.matched_split import label_counts, matched_split
-from fl_lightning.data.partition_functions import by_key, iid, mutex, pathological, shards, unbalanced
-from fl_lightning.data.partitions import (
-    IID,
-    ByKey,
-    Dirichlet,
-    DirichletClasses,
-    Mutex,
-    Partition,
-    Pathological,
-    Shards,
-    Unbalanced,
-)
+from fl_lightning.data.partitions import IID, Mutex, Partition, Pathological, Shards, Unbalanced
 from fl_lightning.data.sources import LoaderSettings
 
 __all__ = [
     "IID", "AllClients", "AvailabilitySampler", "ByKey", "ClientIndices", "ClientLoaders", "CohortSampler", "Dirichlet",
     "DirichletClasses", "FederatedDataModule", "LoaderSettings", "Mutex", "Partition", "Pathological", "Samples",
-    "Selection", "Shards", "SizeWeightedSampler", "Unbalanced", "UniformSampler", "by_key", "dirichlet",
-    "dirichlet_classes", "iid", "label_counts", "labels_of", "matched_split", "mutex", "pathological", "shards",
-    "unbalanced",
+    "Selection", "Shards", "SizeWeightedSampler", "Unbalanced", "UniformSampler", "label_counts", "labels_of",
+    "matched_split",
 ]  # fmt: skip

@@ -83,24 +83,6 @@ class ClientLoaders:
         collates = settings.collate_fn is (default_convert if settings.fetch_batches else default_collate)
         self._source = _tensor_source(dataset) if collates else None
 
-    @classmethod
-    @checked(parts=ANY)
-    def from_dataloader(
-        cls,
-        loader: object,
-        parts: ClientIndices | Sequence[Tensor] | Sequence[Sequence[int]],
-        stage: Literal["train", "val", "test", "predict"] = "train",
-    ) -> ClientLoaders:
-        """Divides the samples of a user's DataLoader and keeps its settings.
-
-        Raises:
-            TypeError: see :meth:`LoaderSettings.from_dataloader`.
-            ValueError: see there.
-        """
-        settings = LoaderSettings.from_dataloader(loader, f"{stage} loader")
-        assert isinstance(loader, DataLoader)
-        return cls(loader.dataset, parts, stage, settings)
-
     def numbered_from(self, first: int) -> ClientLoaders:
         """The same clients under the ids ``first``, ``first + 1`` and so on; :attr:`sizes` stays by place."""
         other = copy.copy(self)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_lightning.arguments import checked
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.labels import integer_vector
-from fl_lightning.data.partition_functions import Ints, parts_of
+from fl_lightning.data.owners import Ints, parts_of
 
 
 @checked()
@@ -64,25 +64,15 @@ def matched_split(train_labels: Tensor, train_parts: Sequence[Tensor], eval_labe
 
 
 @checked()
-def label_counts(labels: Tensor, parts: Sequence[Tensor], classes: Tensor | None = None) -> Tensor:
-    """How many samples of each class each client holds.
+def label_counts(labels: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """``[N, C]`` int64: how many samples of each class each client holds, the classes in ascending order.
 
     Args:
         labels: ``[n]`` integers.
         parts: one index tensor per client.
-        classes: ``[C]`` ascending label values; the distinct ones among ``labels`` by default.
-
-    Returns:
-        ``[N, C]`` int64, columns in the order of ``classes``.
-
-    Raises:
-        ValueError: a label is not among ``classes``.
     """
-    labels = integer_vector("labels", labels)
-    known = torch.unique(labels) if classes is None else integer_vector("classes", classes)
-    if not bool(torch.isin(labels, known).all()):
-        raise ValueError(f"classes must hold every label, found {known.tolist()} and labels beyond them")
-    return torch.from_numpy(_counts(labels.cpu().numpy(), parts, known.cpu().numpy()))
+    vector = integer_vector("labels", labels).cpu()
+    return torch.from_numpy(_counts(vector.numpy(), parts, torch.unique(vector).numpy()))
 
 
 def _counts(labels: Ints, parts: Sequence[Tensor], classes: Ints) -> Ints:

@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The partitions as values that configuration files can name."""
+"""Ways to divide samples among clients: equal shares, and shares of classes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from fl_lightning.arguments import ANY, FILLED, Bounds, check, checked
-from fl_lightning.data import partition_functions as partitions
-from fl_lightning.data.dirichlet_functions import dirichlet, dirichlet_classes
-from fl_lightning.data.labels import Samples, attribute_of
+from fl_lightning.arguments import FILLED, Bounds, checked, shown
+from fl_lightning.data.labels import Samples
 from fl_lightning.data.matched_split import matched_split
+from fl_lightning.data.owners import Ints, by_class, check_clients, generator, parts_of
 
 
 class Partition(ABC):
@@ -49,93 +48,119 @@ class Partition(ABC):
 @checked(num_clients=Bounds(1))
 @dataclass(frozen=True)
 class IID(Partition):
-    """Equal random shares, see :func:`iid`. Needs no labels: evaluation data is dealt at random as well."""
+    """Deals all samples at random; client sizes differ by one at most.
+
+    Needs no labels: evaluation data is dealt at random as well.
+    """
 
     num_clients: int
 
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
-        """Uses only the number of labels."""
-        return partitions.iid(len(labels), self.num_clients, seed)
+        """Uses only the number of labels; refuses fewer samples than clients."""
+        check_clients(self.num_clients, len(labels))
+        return deal(len(labels), self.num_clients, seed)
 
     def divide(self, samples: Samples, seed: int) -> list[Tensor]:
         """Deals the samples; labels are not looked up."""
-        return partitions.iid(len(samples), self.num_clients, seed)
+        check_clients(self.num_clients, len(samples))
+        return deal(len(samples), self.num_clients, seed)
 
     def match(self, train: Samples, parts: Sequence[Tensor], samples: Samples, seed: int) -> list[Tensor]:
         """Deals the evaluation samples; with fewer samples than clients, some clients have none."""
-        return partitions.deal(len(samples), self.num_clients, seed)
-
-
-@checked(num_clients=Bounds(1), alpha=Bounds(above=0), min_size=Bounds(0))
-@dataclass(frozen=True)
-class Dirichlet(Partition):
-    """Shares of each class over the clients, from a Dirichlet distribution, see :func:`dirichlet`."""
-
-    num_clients: int
-    alpha: float
-    min_size: int = 1
-    capped: bool = False
-
-    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
-        """Draws the clients' shares of each class."""
-        return dirichlet(labels, self.num_clients, self.alpha, seed, self.min_size, self.capped)
-
-
-@checked(num_clients=Bounds(1), alpha=Bounds(above=0))
-@dataclass(frozen=True)
-class DirichletClasses(Partition):
-    """Shares of each client over the classes, from a Dirichlet distribution, see :func:`dirichlet_classes`."""
-
-    num_clients: int
-    alpha: float
-
-    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
-        """Draws the classes' shares of each client."""
-        return dirichlet_classes(labels, self.num_clients, self.alpha, seed)
+        return deal(len(samples), self.num_clients, seed)
 
 
 @checked(num_clients=Bounds(1), classes_per_client=Bounds(1))
 @dataclass(frozen=True)
 class Pathological(Partition):
-    """Exactly ``classes_per_client`` classes for every client, see :func:`pathological`."""
+    """Gives every client exactly ``classes_per_client`` distinct classes, drawn at random.
+
+    Every class is used. The classes go to equally many clients (up to one, and never to more than they have samples),
+    and a class is divided into parts that differ by one sample at most.
+    """
 
     num_clients: int
     classes_per_client: int = 2
 
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
-        """Draws classes for the clients."""
-        return partitions.pathological(labels, self.num_clients, self.classes_per_client, seed)
+        """Draws classes for the clients.
+
+        Raises:
+            ValueError: a client cannot have that many classes, or the clients are too few to use every class.
+        """
+        members, classes = by_class(labels)
+        counts = np.array([len(index) for index in members], dtype=np.int64)
+        check_clients(self.num_clients, int(counts.sum()))
+        each, slots = self.classes_per_client, self.num_clients * self.classes_per_client
+        if each > len(classes):
+            raise ValueError(
+                f"classes_per_client must lie between 1 and {len(classes)}, because the labels are {shown(classes)}, "
+                f"found {each}"
+            )
+        if slots < len(classes):
+            raise ValueError(
+                f"num_clients * classes_per_client must be at least {len(classes)} to use every class, found {slots}"
+            )
+        if int(np.minimum(counts, self.num_clients).sum()) < slots:
+            raise ValueError(
+                f"classes_per_client must leave each client a sample of each of its classes, found {each} "
+                f"for {self.num_clients} clients and classes of {counts.min()} to {counts.max()} samples"
+            )
+        rng = generator(seed, "pathological")
+        takes = _draw_classes(counts, self.num_clients, each, rng)
+        return _dealt(members, [np.flatnonzero(column) for column in takes.T], self.num_clients, rng)
 
 
 @checked(num_clients=Bounds(1), shards_per_client=Bounds(1))
 @dataclass(frozen=True)
 class Shards(Partition):
-    """Shards of data sorted by label, see :func:`shards`."""
+    """Sorts by label, cuts into equal shards and deals ``shards_per_client`` random ones to each client.
+
+    McMahan et al. 2017 (arXiv 1602.05629), section 3. Shard sizes differ by one at most; inside a class the order is
+    random. A shard may hold the end of one class and the beginning of the next.
+    """
 
     num_clients: int
     shards_per_client: int = 2
 
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
-        """Deals shards."""
-        return partitions.shards(labels, self.num_clients, self.shards_per_client, seed)
+        """Deals shards; refuses fewer samples than shards."""
+        members, _ = by_class(labels)
+        n, count = sum(map(len, members)), self.num_clients * self.shards_per_client
+        check_clients(self.num_clients, n)
+        if count > n:
+            raise ValueError(
+                f"shards_per_client must lie between 1 and {n // self.num_clients} for {n} samples and "
+                f"{self.num_clients} clients, found {self.shards_per_client}"
+            )
+        rng = generator(seed, "shards")
+        order = np.concatenate([rng.permutation(index) for index in members])
+        dealt = rng.permutation(np.arange(count) % self.num_clients)
+        owner = np.empty(n, dtype=np.int64)
+        owner[order] = dealt[np.arange(n) * count // n]
+        return parts_of(owner, self.num_clients)
 
 
 @checked(num_clients=Bounds(1))
 @dataclass(frozen=True)
 class Mutex(Partition):
-    """One class per client, see :func:`mutex`."""
+    """One class per client; with more clients than classes, several clients share a class in equal parts."""
 
     num_clients: int
 
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
-        """Deals classes."""
-        return partitions.mutex(labels, self.num_clients, seed)
+        """Deals classes; refuses fewer clients than classes, because some class would go unused."""
+        return Pathological(self.num_clients, 1).split(labels, seed)
 
 
 @checked(groups=FILLED)
 @dataclass(frozen=True)
 class Unbalanced(Partition):
-    """One client per group of classes, see :func:`unbalanced`. The default are FedMDFG's groups for ten classes."""
+    """One client per group of classes; a class named by several groups is divided into equal random parts.
+
+    Args:
+        groups: label values per client; the default are FedMDFG's groups for ten classes.
+    """
 
     groups: tuple[tuple[int, ...], ...] = ((0,), (1, 2), (3, 4, 5, 6), (7,), (8, 9))
 
@@ -145,130 +170,54 @@ class Unbalanced(Partition):
         return len(self.groups)
 
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
-        """Gives each client its group."""
-        return partitions.unbalanced(labels, self.groups, seed)
-
-
-@checked(keys=ANY)
-@dataclass(frozen=True)
-class ByKey(Partition):
-    """One client per distinct key: owners, sites, domains.
-
-    Keys are integers, strings, other plain numbers or tuples of them; entries of tensors and arrays are taken as such.
-    They are also the clients' names in tables, records and messages.
-
-    Args:
-        keys: the name of an attribute of the training and evaluation datasets with one key per sample; or a function
-            that takes such a dataset and returns them; or the keys of the training samples, and then evaluation data
-            follows the clients' labels; or such keys per stage in a mapping with ``"train"`` and, as far as known,
-            ``"val"`` and ``"test"``.
-    """
-
-    keys: str | Callable[[Any], Sequence[int | str]] | Sequence[int | str] | Mapping[str, Sequence[int | str]]
-
-    def __post_init__(self) -> None:
-        check("keys of ByKey", self.keys, str | Callable[..., Any] | Mapping[Any, Any] | Sequence[Any], FILLED)
-        if callable(self.keys) or isinstance(self.keys, str):
-            return
-        if isinstance(self.keys, Mapping) and ("train" not in self.keys or set(self.keys) - {"train", "val", "test"}):
-            raise ValueError(f"keys must have the entry 'train' and may have 'val', 'test', found {list(self.keys)}")
-
-    def __repr__(self) -> str:
-        if isinstance(self.keys, str):
-            return f"ByKey({self.keys!r})"
-        if callable(self.keys):
-            return f"ByKey({getattr(self.keys, '__name__', type(self.keys).__name__)})"
-        if isinstance(self.keys, Mapping):
-            return f"ByKey({{{', '.join(f'{stage!r}: {len(keys)} keys' for stage, keys in self.keys.items())}}})"
-        return f"ByKey({len(self.keys)} keys)"
-
-    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
-        """Divides by the keys; where ``keys`` asks a dataset for them, ``labels`` are taken for its answer."""
-        if isinstance(self.keys, str) or callable(self.keys):
-            return partitions.by_key(labels)
-        return partitions.by_key(_of_length(_given(self.keys, "train") or [], len(labels)))
-
-    def divide(self, samples: Samples, seed: int) -> list[Tensor]:
-        """Divides by the keys of the samples' stage."""
-        return partitions.by_key(self._keys_of(samples))
-
-    def match(self, train: Samples, parts: Sequence[Tensor], samples: Samples, seed: int) -> list[Tensor]:
-        """Gives evaluation samples to the client that has their key in training.
+        """Gives each client its group.
 
         Raises:
-            ValueError: an evaluation key does not occur in training.
+            ValueError: a class of the data is in no group, or a group names a class that the data does not have.
         """
-        asks = isinstance(self.keys, str) or callable(self.keys)
-        if not asks and _given(self.keys, samples.stage) is None:
-            return super().match(train, parts, samples, seed)
-        vectors, unknown = self.anew(train, samples, seed)
-        if unknown:
+        members, classes = by_class(labels)
+        check_clients(len(self.groups), sum(map(len, members)))
+        named = {value for group in self.groups for value in group}
+        missing, unknown = sorted(set(classes) - named), sorted(named - set(classes))
+        if missing or unknown:
             raise ValueError(
-                f"keys of the {samples.stage} samples must occur in training, found also {', '.join(unknown[:10])}: "
-                "evaluation='independent' evaluates them as clients of their own, with the global model"
+                f"groups must name every class of the data and no other, found missing {missing}, unknown {unknown}"
             )
-        return vectors
-
-    def anew(self, train: Samples, samples: Samples, seed: int) -> tuple[list[Tensor], tuple[str, ...]]:
-        """Gives evaluation samples to the client with their key; keys that training lacks are further clients."""
-        known = partitions.distinct_keys(self._keys_of(train))
-        keys = self._keys_of(samples)
-        among = set(known)
-        unknown = partitions.distinct_keys([key for key in keys if key not in among])
-        client_of = {key: client for client, key in enumerate([*known, *unknown])}
-        owner = np.array([client_of[key] for key in keys], dtype=np.int64)
-        return partitions.parts_of(owner, len(client_of)), tuple(map(_name, unknown))
-
-    def names(self, train: Samples) -> tuple[str, ...] | None:
-        """The keys."""
-        return tuple(map(_name, partitions.distinct_keys(self._keys_of(train))))
-
-    def _keys_of(self, samples: Samples) -> list[Hashable]:
-        if callable(self.keys):
-            return _of_length(_plain(self.keys(samples.dataset)), len(samples))
-        if isinstance(self.keys, str):
-            return _plain(attribute_of(samples.dataset, self.keys))
-        given = _given(self.keys, samples.stage)
-        if given is None:
-            raise ValueError(f"keys must be given for the {samples.stage} samples too, or as an attribute's name")
-        return _of_length(given, len(samples))
+        having = [[client for client, group in enumerate(self.groups) if value in group] for value in classes]
+        return _dealt(members, having, len(self.groups), generator(seed, "unbalanced"))
 
 
-def _given(keys: Any, stage: str) -> list[Hashable] | None:
-    """The keys given for a stage, as plain Python values."""
-    per_stage = keys if isinstance(keys, Mapping) else {"train": keys}
-    found = per_stage.get(stage)
-    return None if found is None else _plain(found)
+def deal(num_samples: int, num_clients: int, seed: int) -> list[Tensor]:
+    """Equal random shares; some clients stay empty where there are fewer samples than clients."""
+    rng = generator(seed, "iid")
+    return parts_of(rng.permutation(rng.permutation(num_clients)[np.arange(num_samples) % num_clients]), num_clients)
 
 
-def _plain(keys: Any) -> list[Hashable]:
-    values = keys.tolist() if hasattr(keys, "tolist") else list(keys)
-    plain = (int, str)
-    return [v if type(v) in plain and v != "" else _plain_key(v, place) for place, v in enumerate(values)]
+def _dealt(members: list[Ints], having: Sequence[Any], num_clients: int, rng: np.random.Generator) -> list[Tensor]:
+    """Each class in equal random parts to the clients that have it."""
+    owner = np.empty(sum(map(len, members)), dtype=np.int64)
+    for index, clients in zip(members, having, strict=True):
+        own = rng.permutation(clients)
+        owner[rng.permutation(index)] = own[np.arange(len(index)) % len(own)]
+    return parts_of(owner, num_clients)
 
 
-def _plain_key(value: Any, place: int) -> Hashable:
-    if isinstance(value, (Tensor, np.generic, np.ndarray)):
-        value = value.tolist()  # a Python number for a single one
-    if isinstance(value, (list, tuple)):
-        return tuple(_plain_key(item, place) for item in value)
-    if value == "":
-        raise ValueError(f"keys must not be empty, found '' at sample {place}: give it a name, or leave the sample out")
-    if isinstance(value, float) and value != value:
-        raise ValueError(f"keys must not be NaN, found it at sample {place}")
-    if not isinstance(value, (int, float, str, bytes)):
-        raise TypeError(
-            f"keys must be integers, strings or tuples of them, found {type(value).__name__} at sample {place}: two "
-            "objects are the same client only if they are equal"
-        )
-    return value
-
-
-def _name(key: Any) -> str:
-    return ", ".join(map(_name, key)) if isinstance(key, tuple) else str(key)
-
-
-def _of_length(keys: list[Hashable], n: int) -> list[Hashable]:
-    if len(keys) != n:
-        raise ValueError(f"keys must hold one entry for each of the {n} samples, found {len(keys)}")
-    return keys
+def _draw_classes(counts: Ints, num_clients: int, per_client: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """``[N, C]`` booleans with ``per_client`` true values in every row and nearly equal column sums."""
+    caps, quota = np.minimum(counts, num_clients), np.zeros_like(counts)
+    left = num_clients * per_client
+    while left:
+        room = np.flatnonzero(quota < caps)
+        room = room if len(room) <= left else rng.choice(room, left, replace=False)
+        quota[room] += 1
+        left -= len(room)
+    takes = np.zeros((num_clients, len(counts)), dtype=bool)
+    for position, client in enumerate(rng.permutation(num_clients)):
+        # A class that still needs as many clients as are left must be taken now; the others go by their need.
+        with np.errstate(divide="ignore"):
+            rank = rng.standard_exponential(len(counts)) / quota
+        rank[quota == num_clients - position] = -1.0
+        chosen = np.argsort(rank, kind="stable")[:per_client]
+        takes[client, chosen] = True
+        quota[chosen] -= 1
+    return takes

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-from fl_lightning.data import ClientIndices, ClientLoaders, LoaderSettings, iid
+from fl_lightning.data import IID, ClientIndices, ClientLoaders, LoaderSettings
 
 X, Y = torch.arange(40.0).reshape(20, 2), torch.arange(20) % 3
 PARTS = [[0, 3, 5, 7, 9, 11, 13], [1], [], [2, 4, 6, 8, 10, 12]]
@@ -251,9 +251,8 @@ def test_hold_out():
 
 
 def test_pickle_and_deepcopy():
-    made = ClientLoaders.from_dataloader(
-        DataLoader(Plain(), 3, shuffle=True, num_workers=1, multiprocessing_context="fork"), PARTS
-    )
+    loader = DataLoader(Plain(), 3, shuffle=True, num_workers=1, multiprocessing_context="fork")
+    made = ClientLoaders(loader.dataset, PARTS, settings=LoaderSettings.from_dataloader(loader))
     for twin in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
         assert twin.settings == made.settings
         twin.settings = LoaderSettings(3, True)
@@ -263,7 +262,10 @@ def test_pickle_and_deepcopy():
 
 def test_memory_of_two_thousand_clients():
     clients, n = 2_000, 12_000
-    data, parts = TensorDataset(torch.zeros(n, 1), torch.zeros(n, dtype=torch.int64)), iid(n, clients, 0)
+    data, parts = (
+        TensorDataset(torch.zeros(n, 1), torch.zeros(n, dtype=torch.int64)),
+        IID(clients).split(torch.zeros(n), 0),
+    )
     parts = [part.tolist() for part in parts]
     gc.collect()
     before = _tensor_bytes()

@@ -148,7 +148,7 @@ def test_divides_a_data_module_and_keeps_its_settings():
     assert used(val) == list(range(60))
     assert data.num_clients == len(train) == len(val) == 10
     assert torch.equal(data.client_sizes, train.sizes)
-    expected = fd.dirichlet(inner.train.tensors[1], 10, 0.3, derive_seed(4, "partition"))
+    expected = fd.Dirichlet(10, 0.3).split(inner.train.tensors[1], derive_seed(4, "partition"))
     assert all(torch.equal(train.indices(i), expected[i]) for i in range(10))
     counts = data.label_counts()
     assert torch.equal(counts, label_counts(inner.train.tensors[1], expected))
@@ -171,7 +171,7 @@ def test_independent_and_shared_evaluation():
     independent = FederatedDataModule(Evaluated(), fd.Pathological(6, 2), evaluation="independent")
     independent.setup("fit")
     val = independent.val_dataloader()
-    expected = fd.pathological(independent.held.tensors[1], 6, 2, derive_seed(0, "partition", "val"))
+    expected = fd.Pathological(6, 2).split(independent.held.tensors[1], derive_seed(0, "partition", "val"))
     assert [val.indices(i).tolist() for i in range(6)] == [part.tolist() for part in expected]
     shared = FederatedDataModule(Evaluated(), fd.IID(6), evaluation="shared")
     shared.setup("fit")

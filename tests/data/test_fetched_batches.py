@@ -65,7 +65,8 @@ def test_a_fit_is_that_of_the_samples_one_by_one(workers, shuffle):
 
 def test_the_dataset_is_asked_for_batches():
     data = Rows(blobs(20))
-    loaders = ClientLoaders.from_dataloader(RowsLoader(data, 4, drop_last=True), [range(10), range(10, 20)])
+    settings = LoaderSettings.from_dataloader(RowsLoader(data, 4, drop_last=True))
+    loaders = ClientLoaders(data, [range(10), range(10, 20)], settings=settings)
     batches = list(loaders.batches(1, seed=None))
     assert data.asked == [[10, 11, 12, 13], [14, 15, 16, 17]]
     assert [size for _, size in batches] == [4, 4]

@@ -14,7 +14,7 @@ from torch.utils.data import (
     default_convert,
 )
 
-from fl_lightning.data import ClientLoaders, LoaderSettings
+from fl_lightning.data import LoaderSettings
 from fl_lightning.lightning.names import lightning_module
 
 DATA = TensorDataset(torch.zeros(10, 2), torch.zeros(10, dtype=torch.int64))
@@ -143,6 +143,6 @@ def test_subclasses_that_only_set_arguments_are_fine():
 )
 def test_refusals_name_what_was_found(make, error, match):
     with pytest.raises(error, match=match):
-        ClientLoaders.from_dataloader(make(), [[0]], "train")
+        LoaderSettings.from_dataloader(make())
     with pytest.raises(error, match=r"^My\.train_dataloader"):
         LoaderSettings.from_dataloader(make(), "My.train_dataloader()")

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_lightning.data import dirichlet, label_counts, matched_split
+from fl_lightning.data import Dirichlet, label_counts, matched_split
 
 
 def exactly_once(parts, n):
@@ -20,12 +20,15 @@ def exactly_once(parts, n):
 @settings(max_examples=40, deadline=None)
 def test_every_sample_once_and_shares_are_proportional(train, evaluation, clients, seed):
     train, evaluation = torch.tensor(train), torch.tensor(evaluation, dtype=torch.int64)
-    parts = dirichlet(train, clients, 0.3, seed)
+    parts = Dirichlet(clients, 0.3).split(train, seed)
     split = matched_split(train, parts, evaluation, seed)
     assert len(split) == clients
     assert exactly_once(split, len(evaluation))
-    classes = torch.arange(7)
-    held, given_ = label_counts(train, parts, classes).double(), label_counts(evaluation, split, classes)
+    held, given_ = (
+        torch.stack([torch.bincount(labels[part], minlength=7) for part in several])
+        for labels, several in ((train, parts), (evaluation, split))
+    )
+    held = held.double()
     total, wanted = held.sum(0), torch.bincount(evaluation, minlength=7)
     for column in range(7):
         if total[column] == 0:
@@ -47,7 +50,7 @@ def test_shares_are_within_one_of_proportional(seed):
         torch.randint(0, 3, (300,), generator=generator),
         torch.randint(0, 3, (99,), generator=generator),
     )
-    parts = dirichlet(train, 4, 5.0, seed, min_size=20)
+    parts = Dirichlet(4, 5.0, min_size=20).split(train, seed)
     held = label_counts(train, parts).double()
     shares = label_counts(evaluation, matched_split(train, parts, evaluation, seed))
     ideal = held / held.sum(0) * torch.bincount(evaluation)

@@ -129,10 +129,10 @@ class Few(fl.data.Partition):
     """
 
     def split(self, labels: torch.Tensor, seed: int) -> list[torch.Tensor]:
-        return fl.data.iid(len(labels), min(100, len(labels) // 2), seed)
+        return fl.data.IID(min(100, len(labels) // 2)).split(labels, seed)
 
     def divide(self, samples: Any, seed: int) -> list[torch.Tensor]:
-        return fl.data.iid(len(samples), min(100, len(samples) // 2), seed)
+        return fl.data.IID(min(100, len(samples) // 2)).divide(samples, seed)
 
     def match(self, train: Any, parts: Any, samples: Any, seed: int) -> list[torch.Tensor]:
         return [torch.arange(len(samples)), *[torch.arange(0)] * (len(parts) - 1)]

@@ -1,72 +1,76 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two divisions that go by the name of Dirichlet, as pure functions of labels and a seed."""
+"""The two divisions that go by the name of Dirichlet."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from fl_lightning.arguments import FILLED, Bounds, checked
-from fl_lightning.data.partition_functions import Ints, by_class, check_clients, generator, parts_of
+from fl_lightning.arguments import Bounds, checked
+from fl_lightning.data.owners import Ints, by_class, check_clients, generator, parts_of
+from fl_lightning.data.partitions import Partition
 
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
-@checked(labels=FILLED, num_clients=Bounds(1), alpha=Bounds(above=0), min_size=Bounds(0))
-def dirichlet(
-    labels: Tensor | Sequence[int], num_clients: int, alpha: float, seed: int, min_size: int = 1, capped: bool = False
-) -> list[Tensor]:
+@checked(num_clients=Bounds(1), alpha=Bounds(above=0), min_size=Bounds(0))
+@dataclass(frozen=True)
+class Dirichlet(Partition):
     """Divides each class by shares over the clients, drawn from a symmetric Dirichlet distribution.
 
     This is the division of Yurochkin et al. 2019 (arXiv 1905.12022) and NIID-Bench (Li et al. 2022, arXiv 2102.02079).
-    Sizes of clients differ. :func:`dirichlet_classes` is the other one that goes by this name.
+    Sizes of clients differ. :class:`DirichletClasses` is the other one that goes by this name.
 
     Nothing is drawn again until it fits, so the time is bounded. Afterwards clients below ``min_size`` are filled one
     sample at a time: each is taken from the client that is largest at that moment, out of the class of which that
     client holds most.
 
     Args:
-        labels: ``[n]`` integers.
         num_clients: number of clients.
         alpha: concentration; small values give clients of few classes and uneven sizes.
-        seed: seed of the draw.
         min_size: samples that every client must have at least.
         capped: classes are divided in ascending order, and those who already hold their equal part, ``n / num_clients``
             samples, get nothing of the classes that follow. Sizes are then more even. So do the code of FedMA (Wang et
             al. 2020, arXiv 2002.06440) and NIID-Bench, and many that build on them.
-
-    Raises:
-        ValueError: ``alpha`` is not positive, or ``num_clients * min_size`` exceeds the number of samples.
     """
-    members, _ = by_class(labels)
-    n = sum(map(len, members))
-    check_clients(num_clients, n if min_size > 0 else num_clients)
-    if num_clients * min_size > n:
-        raise ValueError(
-            f"min_size must lie between 0 and {n // num_clients} for {n} samples and {num_clients} clients, "
-            f"found {min_size}"
-        )
-    rng = generator(seed, "dirichlet")
-    owner, sizes = np.empty(n, dtype=np.int64), np.zeros(num_clients, dtype=np.int64)
-    for index in members:
-        log_share = _log_gamma(rng, np.full(num_clients, alpha))
-        if capped:
-            log_share[sizes * num_clients >= n] = -np.inf
-        share = np.exp(log_share - log_share.max())
-        cuts = np.rint(np.cumsum(share) / share.sum() * len(index)).astype(np.int64)
-        counts = np.diff(cuts, prepend=0)
-        owner[rng.permutation(index)] = np.repeat(np.arange(num_clients), counts)
-        sizes += counts
-    _fill(owner, members, num_clients, min_size, rng)
-    return parts_of(owner, num_clients)
+
+    num_clients: int
+    alpha: float
+    min_size: int = 1
+    capped: bool = False
+
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """Draws the clients' shares of each class; refuses fewer samples than ``num_clients * min_size``."""
+        clients, (members, _) = self.num_clients, by_class(labels)
+        n = sum(map(len, members))
+        check_clients(clients, n if self.min_size > 0 else clients)
+        if clients * self.min_size > n:
+            raise ValueError(
+                f"min_size must lie between 0 and {n // clients} for {n} samples and {clients} clients, "
+                f"found {self.min_size}"
+            )
+        rng = generator(seed, "dirichlet")
+        owner, sizes = np.empty(n, dtype=np.int64), np.zeros(clients, dtype=np.int64)
+        for index in members:
+            log_share = _log_gamma(rng, np.full(clients, self.alpha))
+            if self.capped:
+                log_share[sizes * clients >= n] = -np.inf
+            share = np.exp(log_share - log_share.max())
+            cuts = np.rint(np.cumsum(share) / share.sum() * len(index)).astype(np.int64)
+            counts = np.diff(cuts, prepend=0)
+            owner[rng.permutation(index)] = np.repeat(np.arange(clients), counts)
+            sizes += counts
+        _fill(owner, members, clients, self.min_size, rng)
+        return parts_of(owner, clients)
 
 
-@checked(labels=FILLED, num_clients=Bounds(1), alpha=Bounds(above=0))
-def dirichlet_classes(labels: Tensor | Sequence[int], num_clients: int, alpha: float, seed: int) -> list[Tensor]:
+@checked(num_clients=Bounds(1), alpha=Bounds(above=0))
+@dataclass(frozen=True)
+class DirichletClasses(Partition):
     """Fills each client by shares over the classes, drawn from a Dirichlet distribution around those of all data.
 
     This is the division of Hsu et al. 2019 (arXiv 1909.06335): a client's shares are ``q ~ Dir(alpha p)``, where ``p``
@@ -74,38 +78,39 @@ def dirichlet_classes(labels: Tensor | Sequence[int], num_clients: int, alpha: f
     differ by one at most. A class that is used up is drawn no more: the ``q`` of its other classes are then divided by
     their sum. Clients that come late, in random order, therefore get what others have left.
 
-    The numbers of ``alpha p`` add up to ``alpha``. In :func:`dirichlet` every client has the whole ``alpha``, so equal
+    The numbers of ``alpha p`` add up to ``alpha``. In :class:`Dirichlet` every client has the whole ``alpha``, so equal
     values of ``alpha`` do not make equal divisions.
 
     Args:
-        labels: ``[n]`` integers.
         num_clients: number of clients.
         alpha: concentration; small values give clients of few classes.
-        seed: seed of the draw.
-
-    Raises:
-        ValueError: ``alpha`` is not positive, or there are more clients than samples.
     """
-    members, _ = by_class(labels)
-    left = np.array([len(index) for index in members], dtype=np.int64)
-    n = int(left.sum())
-    check_clients(num_clients, n)
-    rng = generator(seed, "dirichlet_classes")
-    stocks, prior = [rng.permutation(index) for index in members], alpha * left / n
-    owner = np.empty(n, dtype=np.int64)
-    for place, client in enumerate(rng.permutation(num_clients)):
-        log_share = _log_gamma(rng, prior)
-        missing = n // num_clients + (place < n % num_clients)
-        while missing:
-            log_share[left == 0] = -np.inf
-            share = np.exp(log_share - log_share.max())
-            # What a class has no more samples for is drawn again among the others.
-            taken = np.minimum(rng.multinomial(missing, share / share.sum()), left)
-            for number in np.flatnonzero(taken):
-                owner[stocks[number][left[number] - taken[number] : left[number]]] = client
-            left -= taken
-            missing -= int(taken.sum())
-    return parts_of(owner, num_clients)
+
+    num_clients: int
+    alpha: float
+
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """Draws the classes' shares of each client; refuses fewer samples than clients."""
+        clients, (members, _) = self.num_clients, by_class(labels)
+        left = np.array([len(index) for index in members], dtype=np.int64)
+        n = int(left.sum())
+        check_clients(clients, n)
+        rng = generator(seed, "dirichlet_classes")
+        stocks, prior = [rng.permutation(index) for index in members], self.alpha * left / n
+        owner = np.empty(n, dtype=np.int64)
+        for place, client in enumerate(rng.permutation(clients)):
+            log_share = _log_gamma(rng, prior)
+            missing = n // clients + (place < n % clients)
+            while missing:
+                log_share[left == 0] = -np.inf
+                share = np.exp(log_share - log_share.max())
+                # What a class has no more samples for is drawn again among the others.
+                taken = np.minimum(rng.multinomial(missing, share / share.sum()), left)
+                for number in np.flatnonzero(taken):
+                    owner[stocks[number][left[number] - taken[number] : left[number]]] = client
+                left -= taken
+                missing -= int(taken.sum())
+        return parts_of(owner, clients)
 
 
 def _log_gamma(rng: np.random.Generator, shape: _Floats) -> _Floats:
