@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.figures import new_figure
 from benchmarks.leaderboard.bootstrap import Interval
 from benchmarks.leaderboard.standing import COLUMNS, Row, columns_of
 from benchmarks.leaderboard.suites import SEEDS
-from fl_lightning.report.figures import new_figure
 from fl_lightning.report.pictures import LIGHT
 
 BETTER, WORSE, NOISE = LIGHT.colors[0], LIGHT.colors[1], LIGHT.muted
@@ -26,9 +26,6 @@ def draw(rows: Sequence[Row], reference: str, path: Path) -> None:
         rows: of the suite; the reference has no differences.
         reference: name of the method that 0 stands for.
         path: of the picture; nothing is drawn if no method can be compared with the reference.
-
-    Raises:
-        ImportError: matplotlib, which the extra ``plots`` brings, is missing.
     """
     rows = [row for row in rows if row.differences]
     columns = columns_of(rows)
@@ -39,7 +36,7 @@ def draw(rows: Sequence[Row], reference: str, path: Path) -> None:
     chief = [column for column in columns if column[0] == "accuracy"][-1]
     rows.sort(key=lambda row: row.differences[chief].difference)
     size = _NAMES + _PANEL * len(columns), _EDGE + _LINE * len(rows)
-    with new_figure("python -m benchmarks.leaderboard report", *size, path) as figure:
+    with new_figure(*size, path) as figure:
         panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
         for panel, column in zip(panels, columns, strict=True):
             _panel(panel, [row.differences.get(column) for row in rows], f"{COLUMNS[column]}, minus {reference}")

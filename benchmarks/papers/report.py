@@ -162,7 +162,7 @@ def write(experiment: Experiment, out: Path, rounds: int | None = None) -> None:
     try:
         (experiment.draw or draw_curves)(results, out / f"{experiment.name}.png")
     except ModuleNotFoundError:
-        print("No curves: they need matplotlib (pip install '.[plots]').")
+        print("No curves: they need matplotlib (pip install '.[benchmarks]').")
 
 
 def rewritten(page: str, name: str, text: str) -> str:

@@ -4,12 +4,11 @@
 Uses ``lightning``, ``core``, ``metrics`` and ``arguments``.
 """
 
-from fl_lightning.report.figures import plot_partition
 from fl_lightning.report.json_form import record_from_json, record_to_json
 from fl_lightning.report.page import write_report
 from fl_lightning.report.record import Absence, ClientValues, FitRecord, Holdings, MetricSeries, RoundSeries, RoundTable
 
 __all__ = [
-    "Absence", "ClientValues", "FitRecord", "Holdings", "MetricSeries", "RoundSeries", "RoundTable", "plot_partition",
+    "Absence", "ClientValues", "FitRecord", "Holdings", "MetricSeries", "RoundSeries", "RoundTable",
     "record_from_json", "record_to_json", "write_report",
 ]  # fmt: skip

@@ -71,7 +71,7 @@ def test_the_core_needs_three_packages_and_the_rest_are_extras(metadata):
     required = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
     core = {r.name for r in required if r.marker is None}
     assert core == {"torch", "lightning", "torchmetrics"}
-    assert {"benchmarks", "cli", "plots", "demo", "test", "lint"} <= set(metadata.get_all("Provides-Extra"))
+    assert {"benchmarks", "cli", "demo", "test", "lint"} <= set(metadata.get_all("Provides-Extra"))
 
 
 def test_nothing_under_the_gpl_is_required(metadata):

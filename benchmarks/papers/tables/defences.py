@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 import fl_lightning as fl
+from benchmarks.figures import new_figure
 from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.federated import Attacks, FederatedCase, Training
 from benchmarks.papers.networks import mlp
@@ -24,7 +25,6 @@ from fl_lightning.algorithms import ServerRule
 from fl_lightning.algorithms.attacks import Attack
 from fl_lightning.algorithms.guards import Guard
 from fl_lightning.data import Shards
-from fl_lightning.report.figures import new_figure
 from fl_lightning.report.pictures import LIGHT
 
 A, G = fl.algorithms, fl.guards
@@ -112,7 +112,7 @@ def _draw_accuracies(results: Mapping[str, Mapping[int, list[Line]]], path: Path
     rows = [row for row in order if any(f"{column}: {row}" in results for column in columns)]
     scale = LinearSegmentedColormap.from_list("accuracies", LIGHT.blue)
     size = 2.4 + 0.8 * len(columns), 1.9 + 0.2 * len(rows)
-    with new_figure("python -m benchmarks.papers report", *size, path) as figure:
+    with new_figure(*size, path) as figure:
         panels = figure.subplots(1, 2, sharey=True)
         for panel, (metric, title) in zip(panels, (("mean", "mean"), ("worst_10", "worst tenth")), strict=True):
             cells = [[_at_end(results.get(f"{column}: {row}", {}), metric) for column in columns] for row in rows]
