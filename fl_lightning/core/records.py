@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fl_lightning.arguments import Bounds, checked, trusted
+from fl_lightning.arguments.rules import Text
 from fl_lightning.metrics.functional import Mode, fairness_summary, guessed_mode
 
 
@@ -152,6 +153,17 @@ def round_metrics(record: RoundRecord, listed: int = 100) -> Mapping[str, float]
 
 
 # ---- what people call the clients; numbers stay the keys of everything that is kept
+
+
+def _fits_tables(name: str) -> bool:
+    begins = name[:1] in "=+-@" and not name[1:].replace(".", "", 1).isdecimal()
+    return 0 < len(name) <= 200 and name.isprintable() and not begins
+
+
+NAME = Text(
+    "1 to 200 printable characters that do not begin with =, +, - or @, as formulas of spreadsheets do", _fits_tables
+)
+"""What a client or a method may be called, because names stand in tables and files."""
 
 
 class _Numbers(Sequence[str]):

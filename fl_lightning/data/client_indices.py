@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.arguments import ANY, Bounds, check, checked
+from fl_lightning.core.records import NAME
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.tensors import digest
 from fl_lightning.data.labels import integer_vector
@@ -138,7 +139,7 @@ class ClientIndices:
 
 
 def _check_names(names: tuple[str, ...] | None, clients: int) -> None:
-    """Refuses names of which two are alike: tables and logs would take two clients for one."""
+    """Refuses names that tables cannot hold, and those of which two are alike: they would be taken for one client."""
     if names is None:
         return
     if len(names) != clients:
@@ -146,3 +147,6 @@ def _check_names(names: tuple[str, ...] | None, clients: int) -> None:
     if len(set(names)) < clients:
         name, count = Counter(names).most_common(1)[0]
         raise ValueError(f"names must tell the clients apart, found {count} clients called {name!r}")
+    odd = [name for name in names if not NAME.admits(name)]
+    if odd:
+        raise ValueError(f"names of clients, and keys that become names, must have {NAME.wanted}, found {odd[0]!r}")

@@ -18,7 +18,7 @@ from torch import Tensor
 from fl_lightning.arguments import Bounds, check, trusted
 from fl_lightning.arguments.rules import Text
 from fl_lightning.clients.client_losses import MAX_FACTOR
-from fl_lightning.core.records import EvaluationRecord
+from fl_lightning.core.records import NAME, EvaluationRecord
 from fl_lightning.report.number_formats import plural
 
 # ---- the table
@@ -34,7 +34,6 @@ LOSS = Bounds(-1e15, 1e15, finite=False)
 """NaN and infinity pass here: a client whose training diverged is named as such later."""
 LOSS_BATCH_FACTOR = Bounds(1, MAX_FACTOR)
 RATE = Bounds(0, 1e6)
-NAME = Text("1 to 200 printable characters", lambda text: 0 < len(text) <= 200 and text.isprintable())
 FEDERATION = Text("1 to 32 hexadecimal digits", lambda text: re.fullmatch(r"[0-9a-f]{1,32}", text) is not None)
 """It becomes the name of a folder at every client."""
 LARGEST = 1e30

@@ -13,13 +13,13 @@ from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import State
 from fl_lightning.arguments import checked, trusted
 from fl_lightning.clients.update_rows import Upload
+from fl_lightning.core.records import NAME
 from fl_lightning.core.storage import rule_state
 from fl_lightning.core.tensors import all_finite
 from fl_lightning.federation.message_checks import (
     CLIENT,
     LOSS,
     LOSS_BATCH_FACTOR,
-    NAME,
     RATE,
     ROUND,
     ROUNDS,

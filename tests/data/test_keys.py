@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 import fl_lightning as fl
+from fl_lightning.comparison.compare import as_strategies
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.labels import Samples, labels_of
 
@@ -78,6 +79,20 @@ def test_keys_that_would_be_called_alike_are_refused():
         data.setup("fit")
         with pytest.raises(ValueError, match=f"names must tell the clients apart, found 2 clients called {name}"):
             data.train_dataloader()
+
+
+@pytest.mark.parametrize("name", ["=1+1", "-2+3+cmd", "@here", "a\u202eb", "a\nb", "x" * 201])
+def test_names_that_tables_cannot_hold_are_refused(name):
+    data = fl.FederatedDataModule(SET, fl.data.ByKey([name, "b"] * 10))
+    with pytest.raises(ValueError, match="names of clients, and keys that become names, must have 1 to 200 printable"):
+        data.train_dataloader()
+    with pytest.raises(ValueError, match="strategies must have names other than 'local only'"):
+        as_strategies({name: fl.algorithms.FedAvg()})
+
+
+def test_numbers_and_names_of_all_scripts_are_names():
+    keys = [-1, -0.5, "\u0645\u0633\u062a", "São João | Nord", "A-1"]
+    assert len(fl.FederatedDataModule(SET, fl.data.ByKey(keys * 4)).client_names) == 5
 
 
 @pytest.mark.parametrize(
