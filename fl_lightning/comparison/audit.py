@@ -18,6 +18,7 @@ from fl_lightning.comparison.limits import LIMITS, Finding, findings
 from fl_lightning.comparison.plan import Measure, measure_of
 from fl_lightning.core.storage.files import write_text
 from fl_lightning.report import FitRecord
+from fl_lightning.report.conclusion import LOCAL
 from fl_lightning.report.gains import by_client, gain_cells, gains, trained_alone
 from fl_lightning.report.number_formats import STAGES, interval_words, isolated, plural
 from fl_lightning.report.page import table_page
@@ -28,6 +29,7 @@ from fl_lightning.report.tables import Part, Table, runs
 _SEEN = ("reads", "clients_also_send", "guard", "attack", "epsilon")
 """Settings that say what the server saw of clients."""
 _NAMED = 5
+_UNKNOWN = {"module": "a module", "trained parameters": "unknown"}
 
 
 @dataclass(frozen=True)
@@ -196,11 +198,11 @@ def audit(
 
     Args:
         records: fits of the method with several seeds or divisions, and for the limit ``alone`` those of clients that
-            train alone, as :func:`fl_lightning.compare` makes them.
+            train alone, as :func:`fl_lightning.compare` makes them. Fits that are not ``"finished"`` count as failed.
         limits: bounds by name. ``mean``, ``worst_10`` (the mean over the worst tenth) and ``client`` (each of them)
             bound the metric from its bad side; ``gap`` bounds the size of each client's values of every metric of a gap
             between groups; ``alone`` bounds what a client may lose by not training alone; ``clients`` is the least
-            number of clients with a value.
+            number of clients with a value; ``failed`` is the largest number of fits that failed, 0 if left out.
         method: which method is audited, where there are records of several.
         metric: whose values count; by default the first where large values are good, or else the first.
         strict: a number on the wrong side breaks its limit, even if that may be chance.
@@ -216,10 +218,12 @@ def audit(
     for name in limits:
         if name not in LIMITS:
             raise ValueError(f"limits must be of {', '.join(LIMITS)}, found {name!r}{nearest(name, LIMITS)}")
-    methods = {one.label: one for one in by_method(records)}
+    methods = {one.label: one for one in by_method([record for record in records if record.status == "finished"])}
     named = [label for label, one in methods.items() if not one.is_bound]
+    if not named:
+        raise ValueError(f"records must have a finished fit of a method, found none among {len(records)}")
     if (method is None and len(named) != 1) or (method is not None and method not in named):
-        raise ValueError(f"method must be one of {', '.join(named) or 'the methods, of which there is no record'}, "
+        raise ValueError(f"method must be one of {', '.join(named)}, "
                          f"found {method!r}{nearest(method or '', named)}")  # fmt: skip
     audited = methods[named[0] if method is None else method]
     if len(audited.fits) < 2 and not strict:
@@ -232,17 +236,23 @@ def audit(
             raise ValueError(
                 f"records must hold every run once, found {repetition_label(one)} of {audited.label} twice"
             )
-    tested = audited.first.last_values("test") is not None
-    val, test = (None, metric) if tested else (metric, None)
-    measure = measure_of(audited.first, several_rates=False, metric=val, test_metric=test, select="mean")
-    alone = trained_alone(methods.values())
-    return Audit(audited, alone, measure, findings(limits, audited, alone, measure), strict)
+        if (task := _task(one)) != _task(audited.first):
+            raise ValueError(f"records must be of one task, found {_task(audited.first)} and {task}")
+    measure = measure_of(audited.first, several_rates=False, metric=metric, select="mean")
+    alone, counted = trained_alone(methods.values()), (audited.first.method, *([LOCAL] if "alone" in limits else []))
+    over = [record for record in records if record.status != "finished" and record.method in counted]
+    failed = [f"{record.method}, {repetition_label(record)}" for record in over]
+    return Audit(audited, alone, measure, findings(limits, audited, alone, measure, failed), strict)
 
 
 def _seen(record: FitRecord) -> dict[str, Any]:
     """What the server saw of clients, as far as the record says it."""
     found = {name: value for name in _SEEN if (value := record.settings.get(name)) not in (None, "", [])}
     return {**found, "reads": READS[found["reads"]]} if "reads" in found else found
+
+
+def _task(record: FitRecord) -> str:
+    return "{module} with {trained parameters} trained parameters".format_map({**_UNKNOWN, **record.configuration})
 
 
 def _valued(record: FitRecord, measure: Measure) -> set[int]:

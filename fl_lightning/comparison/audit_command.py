@@ -29,10 +29,10 @@ def run(arguments: Sequence[str]) -> int:
             limits[name] = bound
         if options.weights and options.card is None:
             raise ValueError("--weights needs --card, which holds their SHA-256")
-        files = [file for path in options.records for file in _files(path)]
-        records = [_read(file) for file in files]
+        by_file = dict(one for path in options.records for one in _records(path))
+        records, files = list(by_file.values()), [*filter(Path.exists, by_file), *options.weights]
         found = audit(records, limits, method=options.method, metric=options.metric, strict=options.strict)
-        written = [] if options.card is None else found.write(options.card, [*files, *options.weights])
+        written = [] if options.card is None else found.write(options.card, files)
     except (ValueError, TypeError, OSError, ImportError) as error:
         sys.stderr.write(f"audit: {error}\n")
         return 2
@@ -50,28 +50,39 @@ def _limit(text: str) -> tuple[str, float]:
         raise ValueError(f"--limit must be NAME=NUMBER, such as worst_10=0.6, found {text!r}") from None
 
 
-def _files(path: Path) -> Iterator[Path]:
-    """The file itself; of a comparison's folder, the finished runs of its table."""
+def _records(path: Path) -> Iterator[tuple[Path, FitRecord]]:
+    """The record in the file; of a comparison's folder, those of the runs in its table."""
     if not path.is_dir():
-        yield path
+        yield path, _read(path)
         return
     table = path / "runs.csv"
     if not table.exists():
         raise ValueError(f"{path} must be a record or the folder of a finished comparison, which has a runs.csv")
-    with table.open(encoding="utf-8", newline="") as lines:
-        for row in csv.DictReader(lines):
-            rate = float(row["learning_rate"]) if row["learning_rate"] else None
-            one = Run(row["method"], rate, int(row["seed"]), int(row["division"]))
-            if row["picked"] == "1" and row["status"] == "finished":
-                yield path / "runs" / f"{one.key}.json"
-            elif row["picked"] == "1":
-                sys.stderr.write(f"audit: {one} is left out: it failed\n")
+    for run, status in _picked(table):
+        file = path / "runs" / f"{run.key}.json"
+        if status == "finished":
+            yield file, _read(file)
+        else:
+            yield file, FitRecord(run.method, run.seed, run.division, run.learning_rate, status="interrupted")
+
+
+def _picked(table: Path) -> list[tuple[Run, str]]:
+    try:
+        with table.open(encoding="utf-8", newline="") as lines:
+            rows = [row for row in csv.DictReader(lines) if row["picked"] == "1"]
+        rates = [float(row["learning_rate"]) if row["learning_rate"] else None for row in rows]
+        return [
+            (Run(row["method"], rate, int(row["seed"]), int(row["division"])), row["status"])
+            for row, rate in zip(rows, rates, strict=True)
+        ]
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{table} must be as compare writes it: compare again to write it ({error!r})") from error
 
 
 def _read(file: Path) -> FitRecord:
     try:
         return record_from_json(file.read_text(encoding="utf-8"))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OSError) as error:
         raise ValueError(f"{file} must be the record of a fit, or the folder of a comparison: {error}") from error
 
 

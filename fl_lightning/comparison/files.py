@@ -61,7 +61,10 @@ def owned(folder: Path) -> Iterator[None]:
 def check_configuration(folder: Path, configuration: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuses to mix runs of different configurations; parts that are new are added."""
     file, new = folder / "configuration.json", json.loads(json.dumps(configuration))
-    old = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    try:
+        old = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    except ValueError as error:
+        raise ValueError(f"{file} cannot be read ({error}): take another folder, or delete this one") from error
     changed = [
         f"{name} of {part} was {_short(old[part].get(name, _MISSING))} and is {_short(new[part].get(name, _MISSING))}"
         for part in new

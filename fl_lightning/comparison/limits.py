@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -21,6 +21,7 @@ LIMITS: Mapping[str, str] = {
     "gap": "every client's gap between groups of people",
     "alone": "every client's loss against training alone",
     "clients": "the number of clients with a value",
+    "failed": "the number of runs that failed or were interrupted",
 }
 """What can be limited."""
 _OF_VALUES = ("mean", "worst_10", "client", "alone")
@@ -73,7 +74,7 @@ class Finding:
         if self.interval is None:
             return "no value"
         middle, half = self.interval
-        form = "g" if self.limit == "clients" else notation([self.bound, middle])
+        form = "g" if self.limit in ("clients", "failed") else notation([self.bound, middle])
         words = number(middle, form)
         if 0 < half < inf:
             words += f" ({number(middle - half, form)} to {number(middle + half, form)})"
@@ -88,7 +89,9 @@ class Finding:
         return f"{' '.join(self.who.split())}: {self.what} {self.number}, must be {self.side}"
 
 
-def findings(limits: Mapping[str, float], audited: Method, alone: Method | None, measure: Measure) -> list[Finding]:
+def findings(
+    limits: Mapping[str, float], audited: Method, alone: Method | None, measure: Measure, failed: Sequence[str] = ()
+) -> list[Finding]:
     """Every number that is limited, beside its limit.
 
     Args:
@@ -96,6 +99,7 @@ def findings(limits: Mapping[str, float], audited: Method, alone: Method | None,
         audited: the fits of the method.
         alone: those in which every client trains alone, which the limit of that name needs.
         measure: which of the clients' values count.
+        failed: which runs did not come to their end; none may, where ``limits`` do not say so.
 
     Raises:
         ValueError: a limit needs clients who last, gaps, or clients alone, and there are none.
@@ -103,8 +107,8 @@ def findings(limits: Mapping[str, float], audited: Method, alone: Method | None,
     found, stage, mode = [], measure.reported_on, measure.mode
     means = audited.numbers(audited.own(measure.metric, stage), stage, mode).get("mean", {})
     without = () if len(means) == len(audited.fits) else _OF_VALUES  # a run ended without a value of anybody
-    for limit, bound in limits.items():
-        for what, at_least, numbers in _limited(limit, audited, alone, measure):
+    for limit, bound in {**limits, **({"failed": limits.get("failed", 0)} if failed else {})}.items():
+        for what, at_least, numbers in _limited(limit, audited, alone, measure, failed):
             level = 1 - (1 - _LEVEL) / max(1, len(numbers))
             least = 0.0 - bound if limit == "alone" else bound  # a loss is a negative gain
             each = ((who, None if limit in without else interval(values, level)) for who, values in numbers.items())
@@ -112,7 +116,13 @@ def findings(limits: Mapping[str, float], audited: Method, alone: Method | None,
     return found
 
 
-def _limited(limit: str, audited: Method, alone: Method | None, measure: Measure) -> Iterator[_Numbers]:
+def _limited(
+    limit: str, audited: Method, alone: Method | None, measure: Measure, failed: Sequence[str]
+) -> Iterator[_Numbers]:
+    if limit == "failed":
+        who = ", ".join(failed) or LIMITS[limit]
+        yield "failed or interrupted runs", False, {who: dict.fromkeys(audited.fits, float(len(failed)))}
+        return
     stage, mode = measure.reported_on, measure.mode
     metric = audited.own(measure.metric, stage)
     if limit in ("mean", "worst_10"):

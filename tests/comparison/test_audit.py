@@ -193,7 +193,7 @@ def test_small_values_may_be_good_and_gaps_count_by_size():
 @pytest.mark.parametrize(
     ("limits", "options", "words"),
     [
-        ({}, {}, "limits must hold one limit or more, of mean, worst_10, client, gap, alone, clients, found none"),
+        ({}, {}, "limits must hold one limit or more, of mean, worst_10, client, gap, alone, clients, failed, found"),
         ({"worst10": 0.5}, {}, "found 'worst10': did you mean 'worst_10'"),
         ({"gap": 0.5}, {}, "gap needs a metric of a gap between groups, such as val_parity_gap, found test_acc"),
         ({"alone": 0}, {}, "alone needs records in which every client trains alone"),
@@ -215,6 +215,10 @@ def test_one_run_and_clients_that_do_not_last_are_refused_by_name():
     with pytest.raises(ValueError, match="client looks at clients one by one, and other divisions"):
         fl.audit(other, {"client": 0.5})
     assert fl.audit(other, {"mean": 0.5}).passed
+    with pytest.raises(ValueError, match="one task, found a module with unknown trained parameters and Net with 7"):
+        fl.audit([*runs[:2], replace(runs[2], configuration={"module": "Net", "trained parameters": 7})], {"mean": 0.5})
+    with pytest.raises(ValueError, match="records must have a finished fit of a method, found none among 3"):
+        fl.audit([replace(run, status="interrupted") for run in runs], {"mean": 0.5})
 
 
 def test_the_command_reads_files_and_writes_a_card(tmp_path, capsys):
@@ -267,6 +271,10 @@ def test_the_command_reads_files_and_writes_a_card(tmp_path, capsys):
 def test_the_command_takes_the_picked_runs_of_a_comparison(tmp_path, capsys):
     assert main(["audit", str(tmp_path), "--limit", "mean=0.5"]) == 2
     assert "the folder of a finished comparison" in capsys.readouterr().err
+    for text in ("method,picked\nFedAvg,1", "method,picked,learning_rate\nFedAvg,1,high", b"\xff".decode("latin-1")):
+        (tmp_path / "runs.csv").write_text(text, encoding="latin-1")
+        assert main(["audit", str(tmp_path), "--limit", "mean=0.5"]) == 2
+        assert "runs.csv must be as compare writes it: compare again to write it" in capsys.readouterr().err
     rows = ["method,learning_rate,division,seed,picked,status"]
     for run in made("FedAvg", (0.9,) * 4):
         rows += [
@@ -275,8 +283,22 @@ def test_the_command_takes_the_picked_runs_of_a_comparison(tmp_path, capsys):
         ]
         write_run(tmp_path / "runs" / f"FedAvg--lr-own--seed-{run.seed}.json", run)
     (tmp_path / "runs.csv").write_text("\n".join(rows))
-    assert main(["audit", str(tmp_path), "--limit", "mean=0.5"]) == 0
-    printed = capsys.readouterr()
-    assert (printed.out, printed.err) == (
-        "passed: FedAvg, 2 seeds, keeps 1 limit\n", "audit: FedAvg, seed 1 is left out: it failed\n",
-    )  # fmt: skip
+    for allowed, status, words in (
+        ([], 1, "failed: FedAvg, 2 seeds, breaks failed beyond chance:\n"
+                "  FedAvg, seed 1: failed or interrupted runs 1, must be at most 0\n"),
+        (["--limit", "failed=1"], 0, "passed: FedAvg, 2 seeds, keeps 2 limits\n"),
+    ):  # fmt: skip
+        assert main(["audit", str(tmp_path), "--limit", "mean=0.5", *allowed]) == status
+        assert capsys.readouterr() == (words, "")
+
+
+def test_runs_of_the_method_that_are_not_over_break_an_audit_and_those_of_others_do_not():
+    def statuses(runs):
+        return [replace(runs[0], status="runs"), *runs[1:]]
+
+    runs, alone = made("FedAvg", (0.9,) * 4), made("local only", (0.8,) * 4)
+    found = fl.audit(statuses(runs), {"mean": 0.5})
+    assert [(one.limit, one.who) for one in found.broken] == [("failed", "FedAvg, seed 0")]
+    others = [*statuses(alone), *statuses(made("FedLF", (0.9,) * 4))]
+    assert fl.audit([*runs, *others], {"mean": 0.5}, method="FedAvg").passed
+    assert [one.who for one in fl.audit([*runs, *statuses(alone)], {"alone": 0}).broken] == ["local only, seed 0"]

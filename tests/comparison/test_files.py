@@ -7,7 +7,7 @@ import pytest
 from made_records import record
 
 from fl_lightning.comparison.bounds import merged
-from fl_lightning.comparison.files import read_run, write_run
+from fl_lightning.comparison.files import check_configuration, read_run, write_run
 from fl_lightning.report import ClientValues, FitRecord, MetricSeries
 from fl_lightning.report.conclusion import lede
 from fl_lightning.report.runs_of_a_method import by_method, count_infinite
@@ -45,7 +45,7 @@ def test_an_infinite_value_of_a_client_alone_stays_one():
     assert count_infinite(found, found.last_values("val"), "val_acc") == 1
     # Nor does a report call another client the worst off.
     methods = by_method([found])
-    first, _ = lede(methods, "val", comparison(methods, "val"))
+    (first, *_) = lede(methods, "val", comparison(methods, "val"))
     assert first == "With \u2068FedAvg\u2069, the val_acc of a client is infinite at the end."
 
 
@@ -60,3 +60,9 @@ def test_a_file_comes_back_as_it_was_written_or_not_at_all(tmp_path):
         ValueError, match=r"run.json is no file of a finished run .*: delete it, and the run is repeated"
     ):
         read_run(file)
+
+
+def test_a_damaged_configuration_is_named(tmp_path):
+    (tmp_path / "configuration.json").write_text('{"the project": ')
+    with pytest.raises(ValueError, match=r"configuration.json cannot be read \(.*\): take another folder, or delete"):
+        check_configuration(tmp_path, {})
