@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
         rates = options.lr or [project.learning_rate()]
         session = Session(project, methods, project.strategy, learning_rates=rates, **given)
         found = session.carry_out()
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
         sys.stderr.write(f"compare: {error}\n")
         return 2
     except KeyboardInterrupt:
@@ -113,7 +113,6 @@ def _parser() -> argparse.ArgumentParser:
         help="divide the data anew so often, each time for all seeds (default 1: as the project says)",
     )  # fmt: skip
     parser.add_argument("--metric", help="validation metric to compare; default the first where large values are good")
-    parser.add_argument("--test-metric", help="test metric that belongs to it; default the one with test for val")
     parser.add_argument(
         "--select", choices=("mean", "worst_10"), default="mean",
         help="pick learning rates by the mean over the clients (default), or by that of their worst tenth",

@@ -13,6 +13,7 @@ from fl_lightning.comparison.comparison import Comparison
 from fl_lightning.comparison.plan import MOST
 from fl_lightning.comparison.project import ObjectProject, rate_name
 from fl_lightning.comparison.session import Session
+from fl_lightning.core.records import NAME
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning.fit_description import plain
@@ -34,7 +35,6 @@ def compare(
     learning_rates: Sequence[float] | None = None,
     seeds: int | Sequence[int] = 3,
     metric: str | None = None,
-    test_metric: str | None = None,
     select: Literal["mean", "worst_10"] = "mean",
     bounds: Literal["both", "local", "pooled", "none"] = "both",
     jobs: int = 1,
@@ -65,7 +65,7 @@ def compare(
         seeds: how many seeds, counted from 0, or which; at most 1,000. A seed decides the first weights and everything
             random in a fit, but not how the data are divided: see ``divisions``.
         metric: the validation metric to compare, by default the first where large values are good, or else the first.
-        test_metric: the test metric that belongs to it, by default the one whose name has ``test`` for ``val``.
+            On test data, the one whose name has ``test`` for ``val`` is reported, or else the one of the same name.
         select: a method's learning rate is the one with the best mean over the seeds of this number, on validation data
             at the end of the fit: ``"mean"``, the mean over the clients, or ``"worst_10"``, that of their worst tenth.
         bounds: which bounds to train besides: ``"local"`` only, ``"pooled"`` only, ``"both"`` or ``"none"``.
@@ -122,7 +122,7 @@ def compare(
     session = Session(
         ObjectProject(model, data, trainer, partition, first.arguments.get("seed", 0)), methods, first,
         folder=Path(folder), learning_rates=(None,) if learning_rates is None else learning_rates, seeds=seeds,
-        bounds=bounds, metric=metric, test_metric=test_metric, select=select, jobs=jobs, save_seconds=save_seconds,
+        bounds=bounds, metric=metric, select=select, jobs=jobs, save_seconds=save_seconds,
         tuning_seeds=tuning_seeds, divisions=divisions,
     )  # fmt: skip
     return session.carry_out()
@@ -139,8 +139,9 @@ def as_strategies(methods: Mapping[str, FederatedStrategy | ServerRule]) -> dict
         raise ValueError(f"strategies must be a mapping with one method or more, found {shown(methods)}")
     made: dict[str, FederatedStrategy] = {}
     for name, method in methods.items():
-        if not isinstance(name, str) or not name or name in (LOCAL, POOLED):
-            raise ValueError(f"strategies must have names other than {LOCAL!r} and {POOLED!r}, found {shown(name)}")
+        if not isinstance(name, str) or not NAME.admits(name) or name in (LOCAL, POOLED):
+            words = f"strategies must have names other than {LOCAL!r} and {POOLED!r}, of {NAME.wanted}"
+            raise ValueError(f"{words}, found {shown(name)}")
         if not isinstance(method, (FederatedStrategy, ServerRule)):
             raise TypeError(
                 f"strategies[{name!r}] must be a FederatedStrategy, or a server rule such as fl.algorithms.FedLF(), "

@@ -14,14 +14,14 @@ from typing import Any
 
 from fl_lightning.arguments import TEXT, checked
 from fl_lightning.comparison.plan import STAGES, Measure, Plan, Run, picked_rates
-from fl_lightning.comparison.table import filled, gains_text, notes, table_text
+from fl_lightning.comparison.table import filled, markdown, notes, section
 from fl_lightning.core.storage.files import write_text
 from fl_lightning.lightning.names import rank_zero_warn
 from fl_lightning.report import FitRecord, write_report
 from fl_lightning.report.conclusion import conclude
-from fl_lightning.report.gains import Gain, by_client, gain_tables
+from fl_lightning.report.gains import Gain, by_client, gain_tables, joining
 from fl_lightning.report.runs_of_a_method import by_method
-from fl_lightning.report.tables import Estimate, MethodSummary, summaries
+from fl_lightning.report.tables import Estimate, MethodSummary, summaries, summary_table
 
 FILES = ("table.md", "runs.csv", "clients.csv", "report.html")
 """What a comparison writes."""
@@ -69,14 +69,13 @@ class Comparison:
 
     @cached_property
     def table(self) -> str:
-        """The table, in Markdown, at most 120 characters wide."""
-        return table_text(self.rows)
+        """The table, in Markdown."""
+        return markdown(summary_table(self.rows))
 
     @cached_property
     def conclusion(self) -> str:
-        """What the table comes to, in words, what matters most first; empty where there is nothing to compare."""
-        paragraphs, _ = conclude(self.rows, self.measure.metric, self.measure.mode)
-        return "\n".join(map(filled, paragraphs))
+        """What the table comes to, in words; empty where there is nothing to compare."""
+        return "\n".join(map(filled, conclude(self.rows, self.measure.metric, self.measure.mode)))
 
     @cached_property
     def gains(self) -> dict[str, list[Gain]]:
@@ -85,12 +84,12 @@ class Comparison:
         return gain_tables(by_method(self.records), found.metric, found.reported_on, found.mode)
 
     def __str__(self) -> str:
-        joining = gains_text(self.gains, self.measure.metric, everything=False)
-        return "\n\n".join(part for part in (self.table, self._notes, self.conclusion, joining) if part)
+        return self._text(everything=False)
 
-    @property
-    def _notes(self) -> str:
-        return "\n".join(notes(self.plan, self.rows, self.measure, self.failures, self._never_measured))
+    def _text(self, everything: bool) -> str:
+        said = "\n".join(notes(self.plan, self.rows, self.measure, self.failures, self._never_measured))
+        joined = section(joining(self.gains, self.measure.metric), everything)
+        return "\n\n".join(part for part in (self.table, said, self.conclusion, joined) if part)
 
     @property
     def _never_measured(self) -> list[str]:
@@ -122,10 +121,9 @@ class Comparison:
         Returns:
             What was written.
         """
+        runs = _csv(map(self._run_row, self.plan.runs(self.learning_rates)))
+        texts = (f"{self._text(everything=True)}\n", runs, _csv(self._client_rows()))
         written = [Path(folder) / name for name in FILES[:-1]]
-        whole, joining = table_text(self.rows, width=None), gains_text(self.gains, self.measure.metric)
-        page = "\n\n".join(part for part in (self.conclusion, whole, self._notes, joining) if part)
-        texts = (f"{page}\n", _csv(map(self._run_row, self.plan.runs(self.learning_rates))), _csv(self._client_rows()))
         for path, text in zip(written, texts, strict=True):
             write_text(path, text)
         try:
@@ -151,8 +149,7 @@ class Comparison:
         (row,) = [MethodSummary("")] if record is None else self._summed([record])
         picked = Estimate(), Estimate()
         if record is not None:
-            mode = measure.picked_mode or measure.mode
-            (found,) = summaries(by_method([record]), measure.picked_by, "val", mode)
+            (found,) = summaries(by_method([record]), measure.picked_by, "val", measure.mode)
             picked = found.mean, found.worst_10
         return {
             **self._named(run), "status": "failed" if record is None else "finished", "val_mean": picked[0].mean,

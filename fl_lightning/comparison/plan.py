@@ -146,16 +146,14 @@ class Measure:
     reported_on: Stage
     metric: str  # that the table has
     mode: Mode
-    picked_mode: Mode | None = None  # None: as mode
 
 
-def measure_of(
-    record: FitRecord, several_rates: bool, metric: str | None, test_metric: str | None, select: Rule
-) -> Measure:
+def measure_of(record: FitRecord, several_rates: bool, metric: str | None, select: Rule) -> Measure:
     """Which metric is compared, and on which data; any fit has the metrics.
 
-    The validation metric is by default the first where large values are good, or else the first. The test metric that
-    belongs to it is by default the one whose name has ``test`` for ``val``, or else the one of the same name.
+    The metric is one of validation, by default the first where large values are good, or else the first. Reported is
+    the test metric whose name has ``test`` for ``val``, or else the one of the same name. Where there is nothing to
+    pick, the metric may also be one of the test.
     """
     val, test = (_modes(record, stage) for stage in STAGES)
     if not val and (several_rates or not test):
@@ -167,19 +165,16 @@ def measure_of(
     own = val or test
     if metric is None:
         metric = next((name for name, mode in own.items() if mode == "max"), next(iter(own)))
-    if metric not in own:
-        raise ValueError(f"metric must be one of {', '.join(own)}, found {metric!r}{nearest(metric, own)}")
-    reported = metric if not test else test_metric or _test_name(metric, test)
-    if reported not in (test or val):
+    known = own if several_rates else {**own, **test, **own}
+    if metric not in known:
+        raise ValueError(f"metric must be one of {', '.join(known)}, found {metric!r}{nearest(metric, known)}")
+    reported = _test_name(metric, test) if test else metric
+    if not reported:
         raise ValueError(
-            f"test_metric must be one of {', '.join(test)}, the one that belongs to {metric!r}, found {test_metric!r}"
+            f"the module must log a test metric that belongs to {metric!r} by its name, found {', '.join(test)}"
         )
-    stage: Stage = "test" if test else "val"
-    selected: Stage | None = "val" if several_rates else None
-    # What belongs to a metric by its name is as good as that; any other, such as an accuracy for a loss, on its own.
-    if not test or reported in (metric, _test_name(metric, test)):
-        return Measure(select, selected, metric, stage, reported, own[metric])
-    return Measure(select, selected, metric, stage, reported, test[reported], own[metric])
+    stages: tuple[Stage | None, Stage] = "val" if several_rates else None, "test" if test else "val"
+    return Measure(select, stages[0], metric, stages[1], reported, known[metric])
 
 
 def _modes(record: FitRecord, stage: Stage) -> dict[str, Mode]:
@@ -200,7 +195,7 @@ def picked_rates(plan: Plan, results: Mapping[Run, FitRecord], measure: Measure)
     Learning rates of which a run failed, or ended with a value that is not finite, come behind all others. Of equals,
     the first counts. Methods of which no run is left are missing.
     """
-    stage, mode = measure.selected_on, measure.picked_mode or measure.mode
+    stage, mode = measure.selected_on, measure.mode
     picked: dict[str, float | None] = {}
     for method in plan.methods:
         ranks = []

@@ -40,7 +40,6 @@ class Session:
     seeds: int | Sequence[int]
     bounds: Bounding = "both"
     metric: str | None = None
-    test_metric: str | None = None
     select: Rule = "mean"
     jobs: int = 1
     save_seconds: float = 60.0
@@ -103,7 +102,7 @@ class Session:
 
     def _measure(self, records: Iterable[FitRecord]) -> Measure:
         several = len(self.plan.learning_rates) > 1
-        return measure_of(next(iter(records)), several, self.metric, self.test_metric, self.select)
+        return measure_of(next(iter(records)), several, self.metric, self.select)
 
     def _sizes(self) -> str:
         plan = self.plan

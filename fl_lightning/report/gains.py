@@ -15,12 +15,12 @@ from fl_lightning.report.conclusion import LOCAL
 from fl_lightning.report.number_formats import interval_words, notation, number
 from fl_lightning.report.repetitions import Interval, Repetition, interval
 from fl_lightning.report.runs_of_a_method import Method, Stage, goodness, label_of
-from fl_lightning.report.tables import Part, Summary, Table
+from fl_lightning.report.tables import Part, Table
 
 Advice = Literal["better off", "worse off", "cannot be told", "not measured"]
 ADVICE: tuple[Advice, ...] = ("better off", "worse off", "cannot be told", "not measured")
 _OPENED = 15
-"""Of so many clients or fewer, the tables are open."""
+"""Of so many clients or fewer, the table is open."""
 
 
 @dataclass(frozen=True)
@@ -103,23 +103,20 @@ def counted(found: Sequence[Gain]) -> str:
     return ", ".join(f"{count:,} {advice}" for advice, count in counts.items() if count)
 
 
-def joining(methods: Sequence[Method], stage: Stage, table: Summary | None) -> Part:
-    """The section of a report."""
-    found = {} if table is None else gain_tables(methods, table.metric, stage, table.mode)
-    if table is None or not found:
-        return Part()
-    rows = {label: [list(gain_cells(gain)) for gain in each] for label, each in found.items()}
+def joining(found: Mapping[str, Sequence[Gain]], metric: str) -> Part:
+    """The section about the gains of :func:`gain_tables`; the first table is open unless it is long."""
     head = ["client", "alone", "with it", "gain", "the client is"]
     parts = [
-        Table(rows[label], "numbers", head, f"{label}: {counted(each)}", place == 0 and len(each) <= _OPENED)
+        Table([gain_cells(gain) for gain in each], "numbers", head, f"{label}: {counted(each)}",
+              place == 0 and len(each) <= _OPENED)
         for place, (label, each) in enumerate(found.items())
-    ]
+    ]  # fmt: skip
     caption = (
-        f"What each client gains in {table.metric} over training alone ({LOCAL}), with the 95 % interval over the "
+        f"What each client gains in {metric} over training alone ({LOCAL}), with the 95 % interval over the "
         "repetitions. The client is better or worse off where the interval leaves out zero: by chance, that happens to "
         "one of 20 clients that gain nothing."
     )
-    return Part("Should a client join?", parts, caption)
+    return Part("Should a client join?", parts, caption) if parts else Part()
 
 
 def gain_cells(gain: Gain) -> tuple[str, str, str, str, str]:

@@ -19,7 +19,6 @@ from fl_lightning.report.pictures import (
     figure,
     first_words,
     hover_name,
-    means_words,
     picture,
     thin_words,
     thinned,
@@ -204,7 +203,8 @@ def _ends_of(maps: Iterable[_Map], from_0: bool = True) -> tuple[float, float]:
 
 
 def _widest(maps: dict[str, _Map]) -> str:
-    return means_words(max((map_.width for map_ in maps.values()), default=1), "Columns")
+    width = max((map_.width for map_ in maps.values()), default=1)
+    return f"Columns are means over {width} rounds." if width > 1 else ""
 
 
 def _unique(names: Iterable[str]) -> list[str]:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
-from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +16,8 @@ from fl_lightning.core.errors import how_to_install
 from fl_lightning.core.storage.files import write_text
 from fl_lightning.report import gains, tables
 from fl_lightning.report.conclusion import lede
-from fl_lightning.report.number_formats import client_label, duration, isolated, percent, plural, shortened, spread
-from fl_lightning.report.pictures import DARK, FONTS, LIGHT, Picture, color_of
+from fl_lightning.report.number_formats import isolated, plural, shortened
+from fl_lightning.report.pictures import DARK, FONTS, LIGHT, Picture
 from fl_lightning.report.record import FitRecord
 from fl_lightning.report.runs_of_a_method import Method, Stage, by_method, shown_stage
 from fl_lightning.report.tables import Part, Summary
@@ -97,27 +96,26 @@ def _template() -> Template:
     from jinja2 import Environment
 
     environment = Environment(autoescape=True, trim_blocks=True)
-    environment.filters |= {
-        "client_label": client_label, "duration": duration, "isnan": isnan, "percent": percent,
-        "shortened": shortened, "spread": spread,
-    }  # fmt: skip
+    environment.filters["shortened"] = shortened
     resources = files("fl_lightning.report")
     template, css, script = ((resources / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
     themes = {"light": LIGHT, "dark": DARK}
-    same = {"themes": themes, "fonts": FONTS, "color_of": color_of, "css": css, "script": script}
+    same = {"themes": themes, "fonts": FONTS, "css": css, "script": script}
     return environment.from_string(template, same)
 
 
 def _sections(
     methods: list[Method], stage: Stage, table: Summary | None
-) -> list[tuple[str, str, list[Picture | Summary | Part | None]]]:
+) -> list[tuple[str, str, list[Picture | Part | None]]]:
     """Key, name and parts of each section; parts without data are ``None``."""
     from fl_lightning.report import client_pictures, heat_maps, round_pictures  # they import plotly
 
     missing = round_pictures.missing(methods)
+    gained = {} if table is None else gains.gain_tables(methods, table.metric, stage, table.mode)
+    numbers, joining = (None, None) if table is None else (table.part, gains.joining(gained, table.metric))
     return [
-        ("clients", "Clients", [client_pictures.fares(methods, stage), table, heat_maps.over_time(methods)]),
-        ("joining", "Should a client join?", [gains.joining(methods, stage, table)]),
+        ("clients", "Clients", [client_pictures.fares(methods, stage), numbers, heat_maps.over_time(methods)]),
+        ("joining", "Should a client join?", [joining]),
         ("rounds", "Rounds", [
             round_pictures.mean_and_worst(methods), round_pictures.unevenness(methods),
             round_pictures.training_loss(methods), round_pictures.learning_rate(methods),

@@ -148,27 +148,6 @@ def both_ends(count: int, most: int) -> list[int]:
     return [*range(end), *middle, *range(count - end, count)]
 
 
-def binned(values: Sequence[float | None], most: int) -> tuple[list[float | None], int]:
-    """Means over stretches of equal lengths, at most so many, and the length; ``None`` counts nowhere."""
-    width = max(1, -(-len(values) // most))
-    found: list[float | None] = []
-    for start in stretches(len(values), width):
-        stop = start + width if start + 3 * width // 2 < len(values) else len(values)
-        known = [value for value in values[start:stop] if value is not None]
-        found.append(sum(known) / len(known) if known else None)
-    return found, width
-
-
-def stretches(count: int, width: int) -> range:
-    """Where stretches begin; the last one is longer where the rest would be less than half of one."""
-    return range(0, count - width // 2, width)
-
-
-def means_words(width: int, what: str) -> str:
-    """That what is drawn stands for several rounds; empty if it does not."""
-    return f"{what} are means over {width} rounds." if width > 1 else ""
-
-
 def thin_words(count: int, most: int) -> str:
     """That not every client is drawn; empty if they are."""
     if count <= most:

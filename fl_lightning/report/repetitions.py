@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import cos, inf, pi, sin, sqrt, tan
-from statistics import fmean, stdev, variance
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 
@@ -65,23 +65,6 @@ def mark(numbers: Mapping[Repetition, float], reference: Mapping[Repetition, flo
     if found is None or abs(found.middle) <= found.half:
         return ""
     return "+" if (found.middle > 0) == larger_is_better else "-"
-
-
-def division_share(numbers: Mapping[Repetition, float]) -> float | None:
-    """The share of the numbers' variance that is the division's, by an analysis of variance with seeds nested in it.
-
-    ``None`` without several divisions and several seeds of one of them.
-    """
-    divisions: dict[int, list[float]] = {}
-    for repetition, value in numbers.items():
-        divisions.setdefault(repetition.division, []).append(value)
-    several = [found for found in divisions.values() if len(found) > 1]
-    if len(divisions) < 2 or not several:
-        return None
-    within = sum(variance(found) * (len(found) - 1) for found in several) / sum(len(found) - 1 for found in several)
-    seeds = len(divisions) / sum(1 / len(found) for found in divisions.values())  # harmonic: runs may have failed
-    between = max(0.0, variance(fmean(found) for found in divisions.values()) - within / seeds)
-    return between / (between + within) if between + within else None
 
 
 def student_quantile(level: float, freedom: int) -> float:

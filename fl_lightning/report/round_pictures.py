@@ -13,22 +13,17 @@ from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.pictures import (
     BETTER,
     Picture,
-    binned,
     color_of,
     escaped,
     figure,
     first_words,
-    means_words,
     picture,
-    stretches,
     thinned,
 )
 from fl_lightning.report.record import FitRecord, RoundSeries
 from fl_lightning.report.runs_of_a_method import Method, records_of, series_of, shown_metrics
 
 _POINTS = 1_000  # of a line
-_BINS = 100
-_BARS = 120
 
 
 def mean_and_worst(methods: Sequence[Method]) -> Picture | None:
@@ -162,21 +157,19 @@ def _per_round(
     words: str,
 ) -> Picture | None:  # fmt: skip
     """A line per method of something that each round has, as means over stretches of rounds and over seeds."""
-    lines, longest = [], 1
+    lines = []
     for place, method in enumerate(methods):
         records = [record for record in method.records if len(record.rounds)]
         found = [values(record) for record in records]
-        if all(value is None for column in found for value in column):
-            continue
-        length = min(map(len, found))
-        curves, width = [binned(column[:length], _BINS)[0] for column in found], binned(found[0][:length], _BINS)[1]
-        longest = max(longest, width)
-        means = [fmean(k) if (k := [v for v in c if v is not None]) else None for c in zip(*curves, strict=True)]
-        starts = [records[0].rounds.round[k] + 1 for k in stretches(length, width)]
-        lines.append(_line(method.label, color_of(place), starts, means))
+        shown = thinned(min(map(len, found), default=0), _POINTS)
+        known = [[value for column in found if (value := column[k]) is not None] for k in shown]
+        if any(known):
+            means = [fmean(column) if column else None for column in known]
+            rounds = [records[0].rounds.round[k] + 1 for k in shown]
+            lines.append(_line(method.label, color_of(place), rounds, means))
     y = {"rangemode": "tozero"}
     drawn = {"": figure(lines, "round", axis, 300, hovermode="x unified", yaxis=y)} if lines else {}
-    return picture(key, title, drawn, words, _averaged(methods), means_words(longest, "Points"))
+    return picture(key, title, drawn, words, _averaged(methods), _few_drawn(methods))
 
 
 def _averaged(methods: Sequence[Method], bands: str = "") -> str:
@@ -188,18 +181,23 @@ def _stacked(
     methods: Sequence[Method], key: str, title: str, axis: str,
     columns: Callable[[RoundSeries], Mapping[str, Sequence[float]]], words: str = "",
 ) -> Picture | None:  # fmt: skip
-    """A stacked bar per stretch of rounds."""
-    variants, longest = {}, 1
+    """Areas on top of one another."""
+    variants = {}
     for method in methods:
         rounds = method.first.rounds
-        found = columns(rounds)
+        found, shown = columns(rounds), thinned(len(rounds), _POINTS)
         if len(rounds) < 2 or not any(map(any, found.values())):
             continue
-        bars = []
-        for place, (name, values) in enumerate(found.items()):
-            means, width = binned(values, _BARS)
-            starts = [rounds.round[k] + 1 for k in stretches(len(values), width)]
-            bars.append(go.Bar(x=starts, y=means, width=width, offset=-0.5, name=name, marker_color=color_of(place)))
-            longest = max(longest, width)
-        variants[method.label] = figure(bars, "round", axis, 300, barmode="stack", hovermode="x unified")
-    return picture(key, title, variants, words, means_words(longest, "Bars"), first_words(methods), choose="method")
+        x = [rounds.round[k] + 1 for k in shown]
+        areas = [
+            go.Scatter(x=x, y=[values[k] for k in shown], name=name, mode="lines", stackgroup="all",
+                       line={"color": color_of(place), "width": 0})
+            for place, (name, values) in enumerate(found.items())
+        ]  # fmt: skip
+        variants[method.label] = figure(areas, "round", axis, 300, hovermode="x unified")
+    return picture(key, title, variants, words, _few_drawn(methods), first_words(methods), choose="method")
+
+
+def _few_drawn(methods: Sequence[Method]) -> str:
+    longest = max((len(record.rounds) for record in records_of(methods)), default=0)
+    return f"Of {longest:,} rounds, {_POINTS:,} are drawn." if longest > _POINTS else ""

@@ -14,7 +14,17 @@ from statistics import fmean
 from typing import Any, Literal
 
 from fl_lightning.metrics.functional import Mode
-from fl_lightning.report.number_formats import STAGES, duration, in_bytes, notation, number, plural, shortened
+from fl_lightning.report.number_formats import (
+    STAGES,
+    duration,
+    in_bytes,
+    notation,
+    number,
+    percent,
+    plural,
+    shortened,
+    spread,
+)
 from fl_lightning.report.pictures import both_ends, sentences
 from fl_lightning.report.repetitions import Repetition, Spread, mark
 from fl_lightning.report.runs_of_a_method import (
@@ -144,14 +154,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Summary:
-    """The numbers that describe how each method serves the clients, and what it cost."""
+    """The numbers of the first metric, and the section that shows them."""
 
     metric: str
     mode: Mode
-    caption: str
-    columns: Mapping[str, str]
-    forms: Mapping[str, str]
-    rows: Sequence[tuple[Method, MethodSummary]]
+    rows: Sequence[MethodSummary]
+    part: Part
 
 
 def comparison(methods: Sequence[Method], stage: Stage) -> Summary | None:
@@ -161,26 +169,45 @@ def comparison(methods: Sequence[Method], stage: Stage) -> Summary | None:
         return None
     metric, mode = next(iter(metrics.items()))
     rows = summaries(methods, metric, stage, mode)
-    uneven = ("angle", "angle (rad)") if mode == "max" else ("std", "deviation")
-    columns = {"mean": "mean", "worst_10": "worst 10 %", uneven[0]: uneven[1], "worst": "worst client"}
-    forms = {key: notation([n for row in rows for n in row.numbers.get(key, {}).values()]) for key in columns}
-    several = len(rows) > 1 and max(row.repetitions for row in rows) > 1
+    several = max(row.repetitions for row in rows) > 1
     bounds = " and ".join(row.method for row in rows if row.bound)
     having = " and ".join(method.label for method in methods if method.own(metric, stage) != metric)
     caption = sentences(
         f"{metric} in the {STAGES[stage]}. Worst client: whose value is worst. Conflicts: share of a round's clients "
         "whose update the step went against. Time: training, server and evaluation of all rounds.",
         "The worst client is one over all seeds. The worst 10 % are those of each seed, and can lie below."
-        if max(row.repetitions for row in rows) > 1
+        if several
         else "",
         f"Clients have models of their own with {having}: the values of these count everywhere." if having else "",
-        f"▲ and ▼: better and worse than {rows[0].method}: the 95 % interval of the differences, seed by seed, leaves "
+        f"+ and -: better and worse than {rows[0].method}: the 95 % interval of the differences, seed by seed, leaves "
         "out zero."
-        if several
+        if several and len(rows) > 1
         else "",
         f"No methods, but plain training to measure them by: {bounds}." if bounds else "",
     )
-    return Summary(metric, mode, caption, columns, forms, list(zip(methods, rows, strict=True)))
+    return Summary(metric, mode, rows, Part("In numbers", [summary_table(rows)], caption, level=3))
+
+
+def summary_table(rows: Sequence[MethodSummary]) -> Table:
+    """What describes how each method serves the clients, and what it cost."""
+    uneven = ("angle", "angle (rad)") if any(row.angle.spread for row in rows) else ("std", "deviation")
+    columns = {"mean": "mean", "worst_10": "worst 10 %", "worst": "worst client", uneven[0]: uneven[1]}
+    forms = {key: notation([getattr(row, key).mean for row in rows]) for key in columns}
+    cells = [
+        [
+            row.method,
+            "-" if row.learning_rate is None else f"{row.learning_rate:g}",
+            *(_estimated(getattr(row, key), form, row.worst_client * (key == "worst")) for key, form in forms.items()),
+            "-" if isnan(row.conflicts) else percent(row.conflicts),
+            "-" if isnan(row.seconds) else duration(row.seconds),
+        ]
+        for row in rows
+    ]
+    return Table(cells, "numbers", ["method", "lr", *columns.values(), "conflicts", "time"])
+
+
+def _estimated(estimate: Estimate, form: str, who: str) -> str:
+    return " ".join(filter(None, [spread(estimate.spread, form, "±"), estimate.mark, f"({who})" * bool(who)]))
 
 
 def clients(methods: Sequence[Method], stage: Stage) -> Part:

@@ -121,7 +121,7 @@ def test_a_file_without_a_learning_rate_is_refused(project, capsys):
         (["--trainer.strategy=auto"], ["FedAvg"], "trainer.strategy must be federated or a class_path"),
         (["--trainer.devices=2"], ["FedAvg"], "devices and num_nodes of the trainer must be 1, because a run is"),
         (["--trainer.max_epochs=-1"], ["FedAvg"], "max_epochs of the trainer must be a positive number of rounds"),
-        (["--metric", "val_accuracy"], ["FedAvg"], "metric must be one of val_loss, val_acc, found 'val_accuracy'"),
+        (["--metric", "val_accuracy"], ["FedAvg"], "metric must be one of val_loss, val_acc, test_loss, test_acc, "),
         (["--ckpt_path", "some.ckpt"], ["FedAvg"], "ckpt_path must be left out of a comparison, found some.ckpt"),
     ],
 )

@@ -94,7 +94,6 @@ def test_each_division_of_the_data_runs_with_every_seed(tmp_path, diary, capfd):
     words = " ".join(str(found).split())
     assert "standard deviation over 2 divisions of the data with 2 seeds each." in words
     assert "(Student's t over the divisions)" in words
-    assert "| by division |" in words
     compared(tmp_path / "again", jobs=2, **options)
     assert_same_results(tmp_path / "two", tmp_path / "again")
 

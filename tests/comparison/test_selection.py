@@ -100,61 +100,41 @@ def measured(metrics, *options):
 
 
 def test_the_default_metric_is_the_first_where_large_values_are_good():
-    assert measured(BOTH, True, None, None, "mean") == ACCURACY
-    chosen = measured(BOTH, False, "val_loss", None, "worst_10")
+    assert measured(BOTH, True, None, "mean") == ACCURACY
+    chosen = measured(BOTH, False, "val_loss", "worst_10")
     assert chosen == Measure("worst_10", None, "val_loss", "test", "test_loss", "min")
     same_name = {"val": {"personal/acc": "max", "acc": "max"}, "test": {"acc": "max"}}
-    assert measured(same_name, True, None, None, "mean").metric == "acc"
+    assert measured(same_name, True, None, "mean").metric == "acc"
     slashes = {"val": {"valid/acc": "max"}, "test": {"test/acc": "max", "valid/acc": "max"}}
-    assert measured(slashes, True, None, None, "mean").metric == "test/acc"
-    other_names = {"val": {"v": "max"}, "test": {"t": "max"}}
-    assert measured(other_names, True, None, "t", "mean").metric == "t"
-    no_test = measured({"val": {"val_acc": "max"}}, True, None, None, "mean")
-    assert (no_test.selected_on, no_test.reported_on, no_test.metric) == ("val", "val", "val_acc")
-    one_rate = measured({"test": {"test_acc": "max"}}, False, None, None, "mean")
-    assert (one_rate.selected_on, one_rate.reported_on, one_rate.metric) == (None, "test", "test_acc")
-
-
-def test_rates_may_be_picked_by_a_loss_and_reported_by_an_accuracy(tmp_path):
-    measure = measured(BOTH, True, "val_loss", "test_acc", "worst_10")
-    modes = {"val_loss": "min", "test_acc": "max"}
-
-    def made(losses, accuracies):
-        found = record({"val_loss": losses, "test_acc": accuracies})
-        evaluations = (replace(v, modes={name: modes[name] for name in v.modes}) for v in found.evaluations)
-        return replace(found, evaluations=tuple(evaluations))
-
-    worse = made((0.1, 0.2, 0.3, 0.9), (0.9, 0.8, 0.7, 0.2))
-    better = made((0.1, 0.2, 0.3, 0.4), (0.9, 0.8, 0.7, 0.6))
-    results = results_of((Run("A", r, seed), one) for r, one in ((0.1, worse), (0.5, better)) for seed in PLAN.seeds)
-    found = Comparison(PLAN, results, {}, measure)
-    assert found.learning_rates == {"A": 0.5}
-    (row,) = found.rows
-    assert (row.worst_10.mean, row.worst.mean, row.worst_client) == (pytest.approx(0.6), pytest.approx(0.6), "Dundee")
-    assert row.angle.mean > 0
-    found.write(tmp_path)
-    first = (tmp_path / "runs.csv").read_text().splitlines()
-    values = dict(zip(first[0].split(","), first[1].split(","), strict=True))
-    assert (float(values["val_worst_10"]), float(values["worst_10"])) == (pytest.approx(0.9), pytest.approx(0.2))
+    assert measured(slashes, True, None, "mean").metric == "test/acc"
+    assert measured(BOTH, False, "test_loss", "mean").metric == "test_loss"
     # The metric of the same name is as good as in validation, whatever its name seems to say.
     said = {"val": {"val_score": "min"}, "test": {"test_score": "max"}}
-    for test_metric in (None, "test_score"):
-        measure = measured(said, True, "val_score", test_metric, "mean")
-        assert (measure.mode, measure.picked_mode) == ("min", None)
+    assert measured(said, True, None, "mean").mode == "min"
+    no_test = measured({"val": {"val_acc": "max"}}, True, None, "mean")
+    assert (no_test.selected_on, no_test.reported_on, no_test.metric) == ("val", "val", "val_acc")
+    one_rate = measured({"test": {"test_acc": "max"}}, False, None, "mean")
+    assert (one_rate.selected_on, one_rate.reported_on, one_rate.metric) == (None, "test", "test_acc")
 
 
 @pytest.mark.parametrize(
     ("metrics", "several", "metric", "words"),
     [
         (BOTH, True, "val_ac", "metric must be one of val_loss, val_acc, found 'val_ac': did you mean 'val_acc'"),
-        ({"val": {"v": "max"}, "test": {"t": "max"}}, True, None, "test_metric must be one of t, .*'v', found None"),
+        (
+            {"val": {"v": "max"}, "test": {"t": "max"}},
+            True,
+            None,
+            "a test metric that belongs to 'v' by its name",
+        ),
+        (BOTH, True, "test_acc", "metric must be one of val_loss, val_acc, found 'test_acc'"),
         ({"test": {"test_acc": "max"}}, True, None, "the data must have a validation split to pick learning rates on"),
         ({}, False, None, "the data must have a validation split or a test split to report on"),
     ],
 )
 def test_data_and_metrics_that_do_not_suffice_are_refused(metrics, several, metric, words):
     with pytest.raises(ValueError, match=words):
-        measured(metrics, several, metric, None, "mean")
+        measured(metrics, several, metric, "mean")
 
 
 def test_the_worst_client_is_that_of_the_mean_over_the_seeds():

@@ -3,11 +3,10 @@
 
 import math
 import random
-from statistics import fmean
 
 import pytest
 
-from fl_lightning.report.repetitions import Repetition, division_share, mark, paired
+from fl_lightning.report.repetitions import Repetition, mark, paired
 
 
 def drawn(dice, divisions, seeds, between, within, shift=0.0):
@@ -42,17 +41,8 @@ def test_seeds_of_one_division_say_nothing_of_another():
     assert missed > 250
 
 
-@pytest.mark.parametrize(("within", "share"), [(0.5, 0.8), (1.0, 0.5), (3.0, 0.1)])
-def test_shares_of_the_division_are_found(within, share):
-    dice = random.Random(1)
-    found = [division_share(drawn(dice, 40, 4, between=0.0, within=within)[1]) for _ in range(200)]
-    assert fmean(found) == pytest.approx(share, abs=0.03)
-
-
 def test_what_few_numbers_say():
     one, two = Repetition(0, 0), Repetition(0, 1)
-    assert division_share({one: 1.0, two: 3.0}) is None
-    assert division_share({one: 1.0, Repetition(1, 0): 3.0}) is None
     assert paired({one: 1.0}, {one: 0.0}) == (1.0, math.inf)
     assert paired({one: 1.0}, {two: 0.0}) is None
     assert paired({one: 2.0, two: 2.0}, {one: 1.0, two: 1.0}) == (1.0, 0.0)

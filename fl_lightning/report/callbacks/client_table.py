@@ -115,9 +115,8 @@ class ClientTable(Callback):
 def format_client_table(record: EvaluationRecord, max_clients: int = 40) -> str:
     """Lays out the clients' values and their summary as aligned plain text.
 
-    Numbers that rest on some of the clients, such as the mean over the best 5 %, have the samples of these clients in
-    brackets behind them. Where 5 % of the clients are one, that is the worst or best client, who has the least and the
-    largest value. Clients with fewer than 10 samples are noted below.
+    Where 5 % of the clients are one, that is the worst or best client, who has the least and the largest value. Clients
+    with fewer than 10 samples are noted below.
 
     Args:
         record: an evaluation.
@@ -141,26 +140,20 @@ def format_client_table(record: EvaluationRecord, max_clients: int = 40) -> str:
         metric = own if (own := f"personal/{metric}") in names else metric
         shown = _both_ends(record.ranking(metric), max_clients)
         title += f", the worst and the best by {metric}"
-    behind = {name: _samples_behind(record, name) for name in names}
-    widths = [max(map(len, behind[name].values())) for name in names]
     rows, one_class = [["client", "samples", *names]], {c for some in record.one_class.values() for c in some}
     for index in shown:
         if index is None:
             rows.append(["..."] * len(rows[0]))
             continue
-        numbers = [_number(float(v[index])) if record.sizes[index] else "-" for v in record.values.values()]
-        values = [number + " " * w for number, w in zip(numbers, widths, strict=True)]
+        values = [_number(float(v[index])) if record.sizes[index] else "-" for v in record.values.values()]
         mark = " *" * (record.client_ids[index] in one_class)
         rows.append([record.client_names[index] + mark, str(int(record.sizes[index])), *values])
     summaries = [record.summary(name) for name in names]
     for key, label in _labels(max(int(s["clients"]) for s in summaries)).items():
-        cells = [_number(float(s[key])) if key in s else "-" for s in summaries]
-        marks = [behind[name].get(key, "").ljust(w) for name, w in zip(names, widths, strict=True)]
-        rows.append([label, "", *map("".join, zip(cells, marks, strict=True))])
+        rows.append([label, "", *(_number(float(s[key])) if key in s else "-" for s in summaries)])
     if record.undefined:
-        counts = [str(len(record.undefined.get(name, ()))) for name in names]
-        rows.append(["undefined", "", *(count + " " * w for count, w in zip(counts, widths, strict=True))])
-    return "\n".join(line.rstrip() for line in [title, *_aligned(rows, len(shown) + 1), *_notes(record)])
+        rows.append(["undefined", "", *(str(len(record.undefined.get(name, ()))) for name in names)])
+    return "\n".join([title, *_aligned(rows, len(shown) + 1), *_notes(record)])
 
 
 def _labels(clients: int) -> dict[str, str]:
@@ -186,29 +179,11 @@ def _aligned(rows: Sequence[Sequence[str]], end: int) -> list[str]:
     return [lines[0], rule, *lines[1:end], rule, *lines[end:]]
 
 
-def _samples_behind(record: EvaluationRecord, name: str) -> dict[str, str]:
-    """In brackets, the evaluation samples of the clients that a summary number rests on, where these are not all."""
-    ranking, values = record.ranking(name), record.values[name]
-    values = values.abs() if record.mode(name) == "abs" else values
-    order = [int(index) for index in ranking.argsort(stable=True) if not ranking[index].isnan()]
-    if not order:
-        return {"min": ""}
-    ends = {percent: max(1, round(percent / 100 * len(order))) for percent in (5, 10)}
-    chosen = {f"worst_{percent}": order[:count] for percent, count in ends.items()}
-    chosen |= {f"best_{percent}": order[-count:] for percent, count in ends.items()}
-    ascending = sorted(order, key=lambda index: float(values[index]))
-    chosen |= {"min": ascending[:1], "max": ascending[-1:]}
-    return {key: f" ({int(record.sizes[indices].sum())})" for key, indices in chosen.items()}
-
-
 def _notes(record: EvaluationRecord) -> list[str]:
     """Lines about clients with few samples, with one class for all of them, and without any."""
     sizes = list(zip(record.client_names, record.sizes.tolist(), strict=True))
     few, none = ([f"{name} ({n})" for name, n in sizes if 0 < n < _FEW], [name for name, n in sizes if n == 0])
-    notes = [
-        f"fewer than {_FEW} samples: {_some(few)}. The best and the worst may be theirs by chance: in brackets "
-        "are the samples behind a number"
-    ] * bool(few)
+    notes = [f"fewer than {_FEW} samples: {_some(few)}. The best and the worst may be theirs by chance"] * bool(few)
     called, alike = dict(zip(record.client_ids, record.client_names, strict=True)), dict[tuple[int, ...], list[str]]()
     for metric, clients in record.one_class.items():
         alike.setdefault(clients, []).append(metric)
