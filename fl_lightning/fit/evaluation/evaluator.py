@@ -217,7 +217,7 @@ class EvaluationReport:
             client, reason = next(iter(reasons.items()))
             others = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
             rank_zero_warn(
-                f"{metric} is undefined for client {named(client, names[client])}{others} ({reason}): such clients are "
+                f"{metric} is undefined for client {named(client, names[client])} ({reason}){others}: such clients are "
                 f"left out of its mean, worst and angle, and counted in fed/{metric}/undefined"
             )
 

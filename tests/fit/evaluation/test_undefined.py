@@ -123,7 +123,8 @@ def test_a_hospital_with_one_class_has_no_auroc(recwarn):
     ours = [str(w.message) for w in recwarn if " is undefined for client " in str(w.message)]
     assert len(ours) == 10
     assert any(
-        re.match(r"auroc is undefined for client 1 \('chur'\) and 1 more \(No positive samples in", t) for t in ours
+        re.match(r"auroc is undefined for client 1 \('chur'\) \(No positive samples in .*\) and 1 more:", t)
+        for t in ours
     )
     assert any(re.match(r"r2 is undefined for client 2 \('davos'\) \(ValueError: Needs at least two", t) for t in ours)
     record = strategy.last_evaluation
