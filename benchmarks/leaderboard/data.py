@@ -140,14 +140,19 @@ def _by_name(
     return _divided(train, ByKey(keys), test, batch_size, seed, draw)
 
 
-def people(root: Path, batch_size: int = 256) -> fl.FederatedDataModule:
-    """Adult: age groups are the clients, men and women the groups; samples are ``(inputs, labels, groups)``.
+def people(root: Path, attributes: tuple[adult.Attribute, ...], batch_size: int = 256) -> fl.FederatedDataModule:
+    """Adult: age groups are the clients; samples are ``(inputs, labels, groups)``.
+
+    Args:
+        root: folder of the data sets.
+        attributes: which make the groups, see :class:`benchmarks.papers.adult.Adult`; the inputs lack them.
+        batch_size: of training.
 
     Raises:
         MissingDataError: Adult is not there.
     """
     try:
-        halves = [adult.load(root / "Adult" / name, "sex") for name in ("adult.data", "adult.test")]
+        halves = [adult.load(root / "Adult" / name, *attributes) for name in ("adult.data", "adult.test")]
     except OSError as error:
         raise MissingDataError(
             f"Adult is needed: --data-root must be a folder that holds Adult/adult.data and Adult/adult.test, found "

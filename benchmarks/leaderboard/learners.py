@@ -41,17 +41,23 @@ class Learner(fl.ClientModule):
 
 
 class PeopleLearner(Learner):
-    """A binary classifier on batches ``(inputs, labels, groups)`` that also logs ``test_dp_gap`` and ``test_odds_gap``.
+    """A binary classifier on batches ``(inputs, labels, groups)`` that also logs how groups are treated.
+
+    Beside ``test_dp_gap`` and ``test_odds_gap`` these are, for each group, shares of the client's people: who belong to
+    it (``test_members_0``), who do and are predicted 1 (``test_ones_0``), and who do and are predicted right
+    (``test_right_0``).
 
     Args:
         network: as for :class:`Learner`, with two logits.
         rounds: as for :class:`Learner`.
         lr: as for :class:`Learner`.
+        num_groups: of people.
     """
 
-    def __init__(self, network: Callable[[], nn.Sequential], rounds: int, lr: float) -> None:
+    def __init__(self, network: Callable[[], nn.Sequential], rounds: int, lr: float, num_groups: int = 2) -> None:
         super().__init__(network, rounds, lr, 2)
-        self.parity, self.odds = DemographicParity(), EqualizedOdds()
+        self.num_groups = num_groups
+        self.parity, self.odds = DemographicParity(num_groups), EqualizedOdds(num_groups)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss of a batch."""
@@ -79,3 +85,12 @@ class PeopleLearner(Learner):
         self.odds.update(predictions, labels, groups)
         self.log("test_dp_gap", self.parity)
         self.log("test_odds_gap", self.odds)
+        for group in range(self.num_groups):
+            members = groups == group
+            shares = {
+                "members": members,
+                "ones": members & (predictions == 1),
+                "right": members & (predictions == labels),
+            }
+            for name, chosen in shares.items():
+                self.log(f"test_{name}_{group}", chosen.float().mean(), batch_size=len(groups))

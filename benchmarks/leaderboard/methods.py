@@ -166,19 +166,20 @@ def arguments_of_fedfv(clients_per_round: int | float) -> Strategies:
     return {name: _strategy(rule, clients_per_round=clients_per_round) for name, rule in rules.items()}
 
 
-def with_groups(rounds: int) -> Strategies:
-    """The methods that ask for groups of people; all clients take part in every round.
+def with_groups(rounds: int, num_groups: int = 2) -> Strategies:
+    """The methods that ask for so many groups of people; all clients take part in every round.
 
     FA is left out: the bases of its kernels have no published values.
 
     Args:
         rounds: of a run; half of them are FCFL's first stage.
+        num_groups: how many groups there are; FairFed knows two.
     """
     rules = {
-        "FCFL": A.FCFL(0.05, stage1_rounds=rounds // 2),
-        "FairReg": A.FairReg(),
-        "FairFed": A.FairFed(),
-        "FedFB": A.FedFB(),
+        "FCFL": A.FCFL(0.05, stage1_rounds=rounds // 2, num_groups=num_groups),
+        "FairReg": A.FairReg(num_groups=num_groups),
+        **({"FairFed": A.FairFed()} if num_groups == 2 else {}),
+        "FedFB": A.FedFB(num_groups=num_groups),
     }
     return {name: _strategy(rule, clients_per_round=1.0) for name, rule in rules.items()}
 

@@ -15,9 +15,9 @@ def fashion() -> nn.Sequential:
     return nn.Sequential(Pixels(nn.Flatten()), *MLP().layers)
 
 
-def people() -> nn.Sequential:
-    """One hidden layer on 97 inputs, two logits."""
-    return nn.Sequential(nn.Linear(97, 64), nn.ReLU(), nn.Linear(64, 2))
+def people(inputs: int = 97) -> nn.Sequential:
+    """One hidden layer, two logits."""
+    return nn.Sequential(nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 2))
 
 
 def characters() -> nn.Sequential:

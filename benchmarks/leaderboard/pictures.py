@@ -28,10 +28,10 @@ def draw(rows: Sequence[Row], reference: str, path: Path) -> None:
         path: of the picture; nothing is drawn if no method can be compared with the reference.
     """
     rows = [row for row in rows if row.differences]
-    columns = columns_of(rows)
+    columns = [column for column in columns_of(rows) if column[0] != "parity"]  # of which less is better
     if not columns:
         return
-    if len(columns) == len(COLUMNS):
+    if len(columns) == len(COLUMNS) - 1:
         columns.remove(("auroc", "mean"))
     chief = [column for column in columns if column[0] == "accuracy"][-1]
     rows.sort(key=lambda row: row.differences[chief].difference)

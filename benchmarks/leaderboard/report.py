@@ -21,6 +21,8 @@ OVERVIEW = {
     "digits": "digits", "office": "Office",
 }  # fmt: skip
 """Suites whose methods are compared in one table, and their columns."""
+BUSY_SUITES, BUSY_METHODS = {"adult-crossings"}, {"EAGLE", "FedFB"}
+"""Whose seconds were taken beside other work: they are no more than bounds."""
 
 
 def tables(standing: Standing, traffic: Mapping[str, Traffic], alone: MethodSummary | None = None) -> str:
@@ -42,7 +44,7 @@ def tables(standing: Standing, traffic: Mapping[str, Traffic], alone: MethodSumm
         f"{suite.telling[0].upper()}{suite.telling[1:]}. {suite.rounds} rounds; {state}.",
     ]
     if rows:
-        parts[-1] += f" They took {duration(standing.seconds())} of one core."
+        parts[-1] += f" They took {_bound(suite)}{duration(standing.seconds())} of one core."
     if len(rows) > 1:
         parts.append(f"![Differences of the methods to {standing.plan.methods[0]}, with intervals]({suite.name}.png)")
     if rows:
@@ -50,7 +52,7 @@ def tables(standing: Standing, traffic: Mapping[str, Traffic], alone: MethodSumm
             _accuracies(rows, len(plan.learning_rates), repeated),
             _alone(suite, alone),
             _differences(rows, repeated),
-            _costs(rows, traffic),
+            _costs(suite, rows, traffic),
         ]
     if standing.missing:
         parts.append(f"Not run yet: {', '.join(standing.missing)}.")
@@ -84,7 +86,7 @@ def overview(standings: Sequence[Standing], alone: Mapping[str, MethodSummary | 
             f"[{each.suite.title}](../benchmarks/leaderboard/results/{each.suite.name}.md)",
             f"{len(each.results)} of {len(each.plan)}",
             str(each.failures),
-            duration(each.seconds()),
+            f"{_bound(each.suite)}{duration(each.seconds())}",
         ]
         for each in standings
     ]
@@ -121,7 +123,7 @@ def _accuracies(rows: Sequence[Row], rates: int, repeated: str) -> str:
     others = list(dict.fromkeys(name for row in rows for name in row.others))
     head = [
         "method", "lr", repeated, "mean", "worst 10 %", "worst client", "angle", "conflicts", "AUROC",
-        "AUROC, worst 10 %", *(OTHERS[name] for name in others),
+        "AUROC, worst 10 %", *others,
     ]  # fmt: skip
     lines = []
     for row in rows:
@@ -163,21 +165,25 @@ def _differences(rows: Sequence[Row], repeated: str) -> str:
     return _markdown(head, lines)
 
 
-def _costs(rows: Sequence[Row], traffic: Mapping[str, Traffic]) -> str:
+def _costs(suite: Suite, rows: Sequence[Row], traffic: Mapping[str, Traffic]) -> str:
     head = ["method", "rounds to 95 %", "client-seconds to 95 %", "seconds of a run", "sends, MB", "receives, MB"]
     lines = []
     for row in rows:
-        sent = traffic.get(row.accuracy.method)
+        sent, bound = traffic.get(row.accuracy.method), _bound(suite, row.accuracy.method)
         lines.append(
             [
                 row.accuracy.method,
                 "never" if isnan(row.rounds) else f"{row.rounds:.0f}",
-                "" if isnan(row.client_seconds) else f"{row.client_seconds:.1f}",
-                "" if isnan(row.seconds) else f"{row.seconds:.0f}",
+                "" if isnan(row.client_seconds) else f"{bound}{row.client_seconds:.1f}",
+                "" if isnan(row.seconds) else f"{bound}{row.seconds:.0f}",
                 *(["", ""] if sent is None else [f"{sent.up / 1e6:.3g}", f"{sent.down / 1e6:.3g}"]),
             ]
         )
     return _markdown(head, lines)
+
+
+def _bound(suite: Suite, method: str = "") -> str:
+    return "≤ " if suite.name in BUSY_SUITES or method in BUSY_METHODS else ""
 
 
 def _figure(figure: Estimate) -> str:
@@ -191,7 +197,7 @@ def _number(value: float) -> str:
 
 
 def _other(name: str, value: float) -> str:
-    return percent(value) if name == "test_conflicts" and not isnan(value) else _number(value)
+    return percent(value) if name == OTHERS["test_conflicts"] and not isnan(value) else _number(value)
 
 
 def _interval(found: Interval | None) -> str:

@@ -10,11 +10,13 @@ from math import isnan, nan
 from statistics import fmean
 
 import numpy as np
+import torch
 
 from benchmarks.leaderboard.bootstrap import Interval, Values, difference, mean, worst_tenth
 from benchmarks.leaderboard.suites import Suite
 from fl_lightning.comparison.plan import Measure, Plan, Run, picked_rates
-from fl_lightning.report import FitRecord
+from fl_lightning.metrics.group_frame import rates
+from fl_lightning.report import ClientValues, FitRecord
 from fl_lightning.report.conclusion import LOCAL
 from fl_lightning.report.repetitions import Repetition
 from fl_lightning.report.runs_of_a_method import Method, by_method, seconds_of
@@ -22,9 +24,13 @@ from fl_lightning.report.tables import MethodSummary, summaries
 
 ACCURACY = Measure("mean", "val", "val_acc", "test", "test_acc", "max")
 AUROC = replace(ACCURACY, metric="test_auroc")
+PARITY = replace(ACCURACY, metric="test_dp_gap", mode="min")
 OTHERS = {"test_dp_gap": "parity gap", "test_odds_gap": "odds gap", "test_conflicts": "conflicts in products"}
 """Metrics whose mean over the clients has a column, and its name."""
-_METRICS = {"accuracy": "accuracy", "auroc": "AUROC"}
+PEOPLE = ("parity gap of all people", "accuracy of the worst group")
+"""What :func:`people_together` says of a run."""
+MEMBERS = "test_members_0"
+_METRICS = {"accuracy": "accuracy", "auroc": "AUROC", "parity": "parity gap"}
 REACHED = 0.95
 """Share of the reference's final mean that a method has to reach."""
 
@@ -36,7 +42,7 @@ class Row:
     Attributes:
         accuracy: its numbers by accuracy.
         auroc: the same by AUROC.
-        others: mean over the clients of each metric of :data:`OTHERS` that they have.
+        others: mean over the clients of each metric of :data:`OTHERS` that they have; then :data:`PEOPLE`. By column.
         tried: with how many learning rates it ran to its end.
         failed: with how many it came to nothing.
         rounds: until the mean on validation data was at 95 % of the reference's last one; NaN: not in all seeds.
@@ -116,12 +122,15 @@ class Standing:
         bound = method == LOCAL  # a fit per client, without rounds of all
         rounds = nan if bound else fmean(rounds_to(record, self._goal) for record in self._methods[method].records)
         runs = [record for run, record in self.results.items() if run.method == method]
-        means = {} if bound else {name: self._mean(method, replace(ACCURACY, metric=name)) for name in OTHERS}
+        means = {title: self._mean(method, replace(ACCURACY, metric=name)) for name, title in OTHERS.items()}
+        tests = [record.last_values("test") for record in self._methods[method].records]
+        people = [people_together(values) for values in tests if values is not None and values.values.get(MEMBERS)]
+        means |= {title: fmean(one[title] for one in people) for title in PEOPLE if people}
         tried, lost = sum(run in self.results for run in grid), sum(run.key in self.failed for run in grid)
         return Row(
             accuracy,
             auroc,
-            {name: value for name, value in means.items() if not isnan(value)},
+            {title: value for title, value in means.items() if not isnan(value)},
             tried,
             lost,
             rounds,
@@ -153,13 +162,13 @@ class Standing:
     def _differences(self, method: str) -> dict[tuple[str, str], Interval]:
         reference = self._methods.get(self.plan.methods[0])
         found: dict[tuple[str, str], Interval] = {}
-        for name, measure in (("accuracy", ACCURACY), ("auroc", AUROC)):
+        for name, measure in (("accuracy", ACCURACY), ("auroc", AUROC), ("parity", PARITY)):
             ours = _ends(self._methods[method], measure)
             theirs = {} if reference is None else _ends(reference, measure)
             seeds = [seed for seed in ours if seed in theirs]
             pair = [values_of(ends[seed] for seed in seeds) for ends in (ours, theirs)]
             clients = int((~np.isnan(pair[0] + pair[1]).any(0)).sum()) if seeds else 0
-            statistics = STATISTICS if clients >= FEW else {"mean": mean}
+            statistics = STATISTICS if clients >= FEW and name != "parity" else {"mean": mean}
             if clients:
                 found |= {(name, key): difference(pair[0], pair[1], each) for key, each in statistics.items()}
         return found
@@ -169,7 +178,12 @@ class Standing:
 
 
 STATISTICS = {"mean": mean, "worst 10 %": worst_tenth}
-COLUMNS = {(metric, key): f"{name}, {key}" for metric, name in _METRICS.items() for key in STATISTICS}
+COLUMNS = {
+    (metric, key): f"{name}, {key}"
+    for metric, name in _METRICS.items()
+    for key in STATISTICS
+    if (metric, key) != ("parity", "worst 10 %")
+}
 """What is compared, metric and statistic, in words."""
 
 FEW = 25
@@ -189,6 +203,19 @@ def values_of(ends: Iterable[Mapping[int, float]]) -> Values:
 
 def _ends(method: Method, measure: Measure) -> dict[Repetition, dict[int, float]]:
     return method.ends(method.own(measure.metric, measure.reported_on), measure.reported_on)
+
+
+def people_together(values: ClientValues) -> dict[str, float]:
+    """The largest difference in how often groups are predicted 1, and the lowest accuracy of a group, over all clients.
+
+    By the names of :data:`PEOPLE`. Groups without anybody are left out.
+    """
+    groups = range(sum(name.startswith("test_members_") for name in values.values))
+    shares = [[values.values[f"test_{name}_{group}"] for group in groups] for name in ("members", "ones", "right")]
+    members, ones, right = torch.tensor(shares, dtype=torch.float64) @ torch.tensor(values.sizes, dtype=torch.float64)
+    return dict(
+        zip(PEOPLE, (float(rates(ones, members).difference()), float(rates(right, members).group_min())), strict=True)
+    )
 
 
 def seconds_of_run(record: FitRecord) -> float:

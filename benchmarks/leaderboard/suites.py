@@ -17,6 +17,7 @@ from benchmarks.leaderboard.adapters import AdapterLearner, ConflictCount, adapt
 from benchmarks.leaderboard.learners import Learner, PeopleLearner
 from benchmarks.leaderboard.methods import (
     FAIR_ROW,
+    REFERENCE,
     Strategies,
     all_methods,
     arguments_of_fedfv,
@@ -27,6 +28,7 @@ from benchmarks.leaderboard.methods import (
     with_groups,
 )
 from benchmarks.leaderboard.text import CHARACTERS, CONTEXT
+from benchmarks.papers.adult import Attribute
 from benchmarks.papers.sources import CIFAR10, FASHION, OFFICE, Source
 from fl_lightning.comparison.plan import BOUNDS, Bounding, Plan
 from fl_lightning.data import Dirichlet, Pathological
@@ -35,7 +37,7 @@ RATES, SEEDS, TUNING_SEEDS, CURVE = (0.03, 0.1, 0.3, 1.0), 3, 1, 20
 """One grid for all methods; seeds of the table, and those that learning rates are picked with; points of a curve."""
 LARGE_RATES = (1.0, 3.0, 10.0)
 """For suites whose methods pick the largest rate of the grid."""
-ADAPTER_RATES = (0.1, 0.3, 1.0)
+FEWER_RATES = (0.1, 0.3, 1.0)
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,10 @@ def _images(source: Source, partition: fl.data.Partition, tests: int, root: Path
     return data.images(source, partition, root, tests)
 
 
+def _people(attributes: tuple[Attribute, ...], root: Path) -> fl.FederatedDataModule:
+    return data.people(root, attributes)
+
+
 def _domains(
     names: tuple[str, ...], each: int, share: float, side: int, batch_size: int, root: Path
 ) -> fl.FederatedDataModule:
@@ -118,6 +124,10 @@ def _domains(
 
 def _for_people(rounds: int) -> Strategies:
     return {**all_methods(2, 1.0), **with_groups(rounds)}
+
+
+def _for_crossings(rounds: int) -> Strategies:
+    return {REFERENCE: all_methods(2, 1.0)[REFERENCE], **with_groups(rounds, 4)}
 
 
 _FASHION = "100 clients, 10 per round, MLP 784-200-200-10, batches of 50, one local epoch"
@@ -134,9 +144,25 @@ SUITES: tuple[Suite, ...] = (
         100,
         PeopleLearner,
         networks.people,
-        data.people,
+        partial(_people, ("sex",)),
         partial(_for_people, 100),
         f"{_PEOPLE}; the groups of people are men and women",
+    ),
+    Suite(
+        "adult-crossings",
+        "Adult, age groups, race by sex",
+        50,
+        partial(PeopleLearner, num_groups=4),
+        partial(networks.people, 92),
+        partial(_people, ("race", "sex")),
+        partial(_for_crossings, 50),
+        f"{_PEOPLE}; the four groups of people are men and women who are white, and who are not. The smallest group of "
+        "a client has 60 people to train and validate with, and 23 to test: women of 60 and more who are not white. "
+        "Groups without people would be left out; small ones count in full, so chance alone makes the gap within a "
+        "client larger than that of all people together. With the five races of the data, three clients would have "
+        "fewer than 10 people of a race. FA and FairFed refuse more than two groups",
+        FEWER_RATES,
+        clients_of="adult",
     ),
     _fashion(
         "fmnist-dir",
@@ -206,7 +232,7 @@ SUITES: tuple[Suite, ...] = (
         100,
         PeopleLearner,
         networks.people,
-        data.people,
+        partial(_people, ("sex",)),
         partial(telling_methods, 2, 1.0),
         f"{_PEOPLE}; learning rates 1, 3 and 10",
         LARGE_RATES,
@@ -223,7 +249,7 @@ SUITES: tuple[Suite, ...] = (
         "20 modules of Python's standard library with one of four tasks each, 10 per round; LoRA of rank 4 in a "
         "transformer with two blocks of width 48; 60 to 240 windows of 32 characters to train with, batches of 20, one "
         "local epoch; three divisions draw modules",
-        ADAPTER_RATES,
+        FEWER_RATES,
         seeds=1,
         divisions=3,
         bounds="local",

@@ -2,7 +2,7 @@
 """UCI Adult as FCFL (NeurIPS 2021) divides it: one client of doctorates, one of everybody else.
 
 Inputs are the eight categorical columns, one-hot; a value that is not known gives no one. The columns of the sensitive
-attribute are left out. Label 1 means an income above 50,000 dollars. Training and test data are the official files.
+attributes are left out. Label 1 means an income above 50,000 dollars. Training and test data are the official files.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Adult(NamedTuple):
     Attributes:
         positions: ``[n, 7]`` int64, which inputs are one; ``width`` stands for a value that is not known.
         labels: ``[n]`` float32, 0 or 1.
-        groups: ``[n]`` int64, 1 for white or female people.
+        groups: ``[n]`` int64, 1 for white or female people. With both attributes, the second one counts 2: of race and
+            sex, 0 for men who are not white, 1 for white men, 2 for women who are not white, 3 for white women.
         clients: ``[n]`` int64, 0 for doctorates, 1 for all others.
         ages: ``[n]`` int64, in years.
         width: number of inputs.
@@ -71,28 +72,30 @@ class Adult(NamedTuple):
     width: int
 
 
-def load(path: Path, attribute: Attribute) -> Adult:
-    """Reads ``adult.data`` or ``adult.test``.
+def load(path: Path, *attributes: Attribute) -> Adult:
+    """Reads ``adult.data`` or ``adult.test``, with the groups of one or both attributes.
 
     Raises:
         ValueError: a row has an unknown value.
     """
     places: dict[tuple[int, str], int] = {}
     for name, (column, values) in COLUMNS.items():
-        for value in values.split(", ") if name != attribute else ():
+        for value in values.split(", ") if name not in attributes else ():
             places[column, value] = len(places)
-    used = [column for name, (column, _) in COLUMNS.items() if name != attribute]
+    used = [column for name, (column, _) in COLUMNS.items() if name not in attributes]
     rows = [[cell.strip() for cell in line.rstrip(".\n").split(",")] for line in path.read_text().splitlines()]
     rows = [row for row in rows if len(row) == 15]  # the test file begins with a comment
     for row in rows:
         strange = [row[column] for column in used if row[column] != "?" and (column, row[column]) not in places]
         if strange:
             raise ValueError(f"{path.name} must hold the values of the original data set, found {strange}")
-    group_column, group = COLUMNS[attribute][0], GROUP_1[attribute]
+    groups = [
+        sum((row[COLUMNS[each][0]] == GROUP_1[each]) << place for place, each in enumerate(attributes)) for row in rows
+    ]
     return Adult(
         torch.tensor([[places.get((column, row[column]), len(places)) for column in used] for row in rows]),
         torch.tensor([float(row[14] == ">50K") for row in rows]),
-        torch.tensor([int(row[group_column] == group) for row in rows]),
+        torch.tensor(groups),
         torch.tensor([int(row[3] != "Doctorate") for row in rows]),
         torch.tensor([int(row[0]) for row in rows]),
         len(places),

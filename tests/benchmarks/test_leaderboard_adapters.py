@@ -143,5 +143,5 @@ def test_divisions_and_clients_alone_are_in_the_table(tmp_path):
     assert line.split(" | ")[2] == "2"
     assert "| local only | never |  |  |  |  |" in written
     assert "| minus FedAvg | divisions |" in written
-    shown = replace(rows["FedLF"], others={"test_conflicts": 0.125})
+    shown = replace(rows["FedLF"], others={"conflicts in products": 0.125})
     assert "12.5 %" in _accuracies([shown], 2, "divisions")

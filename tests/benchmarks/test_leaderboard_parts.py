@@ -13,13 +13,14 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fl_lightning as fl
-from benchmarks.leaderboard import data, networks, text, traffic
+from benchmarks.leaderboard import data, networks, standing, text, traffic
 from benchmarks.leaderboard.bootstrap import difference, mean, worst_tenth
 from benchmarks.leaderboard.learners import PeopleLearner
 from benchmarks.leaderboard.methods import REFERENCE, TELLING, all_methods, server_steps, with_groups
 from benchmarks.leaderboard.ranking import HeldAUROC
 from benchmarks.papers.sources import MissingDataError
 from fl_lightning.metrics import DemographicParity
+from fl_lightning.report import ClientValues
 
 
 def test_the_bootstrap_finds_a_known_interval():
@@ -112,6 +113,25 @@ def test_people_have_groups():
     assert found["test_dp_gap"] == pytest.approx(float(parity.compute()), abs=1e-6)
 
 
+def test_crossed_groups_are_compared_over_the_people_of_all_clients():
+    module = PeopleLearner(_binary, 1, 0.1, num_groups=4)
+    inputs = blobs(120, 0).tensors[0]
+    labels, groups = torch.arange(120) % 2, torch.arange(120) % 7 % 3  # nobody in 3
+    dataset = TensorDataset(inputs, labels, groups)
+    dm = fl.FederatedDataModule(dataset, fl.data.IID(3), labels=labels, test=dataset, batch_size=20)
+    strategies = with_groups(2, 4)
+    assert "FairFed" not in strategies
+    for strategy in strategies.values():
+        trainer = fl_trainer(strategy)
+        trainer.fit(module, dm)
+        trainer.test(module, dm, verbose=False)
+        predictions = module(inputs).argmax(1)
+        rates = [float(predictions[groups == group].float().mean()) for group in range(3)]
+        right = [float((predictions == labels)[groups == group].float().mean()) for group in range(3)]
+        found = standing.people_together(ClientValues.of(strategy.last_evaluation))
+        assert list(found.values()) == pytest.approx([max(rates) - min(rates), min(right)], abs=1e-6)
+
+
 def _binary():
     return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
 
@@ -130,7 +150,8 @@ def test_adult_is_divided_by_age(tmp_path):
     (tmp_path / "Adult").mkdir()
     for name in ("adult.data", "adult.test"):
         (tmp_path / "Adult" / name).write_text("\n".join(lines) + "\n")
-    dm = data.people(tmp_path)
+    assert data.people(tmp_path, ("race", "sex")).data.train_dataloader().dataset[0][0].shape == (92,)
+    dm = data.people(tmp_path, ("sex",))
     assert sorted(dm.client_names) == ["17-24", "25-29", "30-34", "60-64", "65+"]
     assert set(dm.test_dataloader().sizes.tolist()) == {3, 6}
     (inputs, _, groups), _ = next(dm.train_dataloader().batches(0, seed=None))

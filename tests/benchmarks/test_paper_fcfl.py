@@ -47,6 +47,9 @@ def test_adult_is_read_as_published(root):
     by_sex = adult.load(root / "Adult" / "adult.data", "sex")
     assert by_sex.width == 97
     assert by_sex.groups.tolist() == [0, 0, 1, 0, 1, 1]
+    crossed = adult.load(root / "Adult" / "adult.data", "race", "sex")
+    assert crossed.groups.tolist() == [1, 1, 2, 0, 2, 3]
+    assert crossed.width == by_sex.width - 5
     (root / "Adult" / "adult.data").write_text(ROWS.replace("Masters", "Magister"))
     with pytest.raises(ValueError, match=r"adult.data must hold .* found \['Magister'\]"):
         adult.load(root / "Adult" / "adult.data", "race")
