@@ -23,7 +23,6 @@ from fl_lightning.federation.messages import ClientMessage, ServerMessage, answe
 from fl_lightning.federation.module_changes import ModuleAtClient
 from fl_lightning.fit.checks import check_trainer, check_visit_schedulers, refuse_steps_by_hand
 from fl_lightning.fit.client_side import ClientSide
-from fl_lightning.fit.evaluation.evaluator import Evaluator
 from fl_lightning.fit.loaders import RoundLoader, local_batches
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.state_callback import FederatedState
@@ -66,7 +65,7 @@ class VisitStrategy(OneDevice):
         self.loss = float("nan")
         self._knows_clock = True
         # Which values are good, the server knows or guesses, for all clients alike.
-        self._evaluator = Evaluator(self, options.algorithm, options.client_rule, options.seed, report=None)
+        self._state = FederatedState(self, options, report=None)
 
     # ---- the life of a trainer function
 
@@ -77,9 +76,8 @@ class VisitStrategy(OneDevice):
         check_trainer(trainer)
         self._loop = install(trainer, self)
         self._loop.progress.begin_at(self._message.round)
-        state = FederatedState(self, self._evaluator)
-        state.attach(self._loop.progress)
-        trainer.callbacks.insert(0, state)  # type: ignore[attr-defined]
+        self._state.attach(self._loop.progress)
+        trainer.callbacks.insert(0, self._state)  # type: ignore[attr-defined]
         self.take_limits(trainer)
 
     def setup(self, trainer: Trainer) -> None:
@@ -107,11 +105,11 @@ class VisitStrategy(OneDevice):
         self._take_message(self._binding, buffers, self._num_clients or len(dataloader))
         self._module.take()
         limit = self.limits[f"limit_{self._work}_batches"]
-        return self._evaluator.loader(trainer.lightning_module, self._work, alone, limit)
+        return self._state.loader(trainer.lightning_module, self._work, alone, limit)
 
     def teardown(self) -> None:
         """Gives the parameters storage of their own: the global parameters that the client received."""
-        self._evaluator.stop()
+        self._state.stop()
         if self._binding is not None:
             self._binding.release()
         self._binding = None
@@ -248,7 +246,7 @@ class VisitStrategy(OneDevice):
     @property
     def record(self) -> EvaluationRecord | None:
         """What an evaluation has found; ``None`` if the client has no data of the stage."""
-        return self._evaluator.record
+        return self._state.record
 
     @property
     def trained(self) -> Sequence[str] | None:

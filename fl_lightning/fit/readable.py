@@ -12,8 +12,8 @@ from typing import Any, TypeVar, cast
 from fl_lightning.core.records import EvaluationRecord, RoundRecord
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.fit.data_of_trainer import AttachedData
-from fl_lightning.fit.evaluation.evaluator import Evaluator
 from fl_lightning.fit.fit_lifecycle import FitLifecycle
+from fl_lightning.fit.state_callback import FederatedState
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.single_device import OneDevice
 
@@ -37,7 +37,7 @@ class ReadableStrategy(OneDevice):
 
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
     _fits: FitLifecycle
-    _evaluator: Evaluator
+    _state: FederatedState
     _data: AttachedData
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -80,7 +80,7 @@ class ReadableStrategy(OneDevice):
     @property
     def last_evaluation(self) -> EvaluationRecord | None:
         """Per-client values of the last validation or test; None if it ran on data that is not divided."""
-        return self._evaluator.record
+        return self._state.record
 
     @property
     def fit_description(self) -> FitDescription | None:

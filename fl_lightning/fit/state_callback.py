@@ -13,10 +13,11 @@ from typing import Any, Protocol
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.client_optimizers import ClientOptimizers, scheduled_state
-from fl_lightning.fit.evaluation.evaluator import Evaluator
+from fl_lightning.fit.evaluation.evaluator import EvaluatedModel, EvaluationReport, Evaluator
+from fl_lightning.fit.options import FitOptions
 from fl_lightning.lightning.checkpoint_io import STATE_KEY
 from fl_lightning.lightning.inspection import is_overridden, users_callback
-from fl_lightning.lightning.names import Callback, LightningModule, Trainer
+from fl_lightning.lightning.names import LightningModule, Trainer
 from fl_lightning.lightning.round_progress import RoundProgress
 
 VERSION = 1
@@ -62,7 +63,7 @@ class RoundStart:
         self._optimizers.restore()
 
 
-class SavedFit(Protocol):
+class SavedFit(EvaluatedModel, Protocol):
     """What the callback asks of a fit."""
 
     def states(self) -> Mapping[str, Any]:
@@ -79,17 +80,17 @@ class SavedFit(Protocol):
         """All rounds are over."""
 
 
-class FederatedState(Callback):
+class FederatedState(Evaluator):
     """Inserted by the strategy as the first callback; users do not add it.
 
     A strategy has no section of its own in a Lightning checkpoint, callbacks do. The state holds tensors, numbers and
     strings only, so the file loads with ``weights_only=True``, also where this package is not installed.
     """
 
-    def __init__(self, fit: SavedFit, evaluator: Evaluator) -> None:
-        self._fit, self._evaluator = fit, evaluator
+    def __init__(self, fit: SavedFit, options: FitOptions, report: EvaluationReport | None) -> None:
+        super().__init__(fit, options, report)
+        self._fit = fit
         self._progress: RoundProgress | None = None
-        self.loaded: dict[str, Any] | None = None  # from the checkpoint of the running trainer function
 
     def attach(self, progress: RoundProgress) -> None:
         """A trainer function begins."""
@@ -133,32 +134,11 @@ class FederatedState(Callback):
         self.progress.open_round()
         self._fit.begin_round()
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Binds the parameters to evaluate."""
-        self._evaluator.begin(trainer, "val", self.loaded)
-
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Logs the fairness of the per-client values."""
-        self._evaluator.end(trainer, self)
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts the training parameters back before anybody saves a checkpoint."""
-        self._evaluator.stop()
+        super().on_validation_end(trainer, pl_module)
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self.progress.validated = True
-
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Binds the parameters to evaluate."""
-        self._evaluator.begin(trainer, "test", self.loaded)
-
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Logs the fairness of the per-client values."""
-        self._evaluator.end(trainer, self)
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Prints the per-client table."""
-        self._evaluator.stop()
-        self._evaluator.print_table(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The round is over but for what Lightning does at the end of an epoch."""

@@ -21,7 +21,7 @@ from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
 from fl_lightning.fit.checks import check_trainer
 from fl_lightning.fit.data_of_trainer import AttachedData, PartitionLike
-from fl_lightning.fit.evaluation.evaluator import EvaluationReport, Evaluator
+from fl_lightning.fit.evaluation.evaluator import EvaluationReport
 from fl_lightning.fit.fit_lifecycle import FitLifecycle
 from fl_lightning.fit.loaders import PredictionLoader
 from fl_lightning.fit.on_ranks import check_same_data
@@ -170,8 +170,7 @@ class FederatedStrategy(ReadableStrategy):
         self.algorithm, self.client_rule = options.algorithm, options.client_rule
         self._fits = FitLifecycle(options)
         report = EvaluationReport(fairness_metric, fairness_mode, log_client_names)
-        self._evaluator = Evaluator(self._fits, self.algorithm, self.client_rule, options.seed, report)
-        self._state = FederatedState(self._fits, self._evaluator)
+        self._state = FederatedState(self._fits, options, report)
         self._data = AttachedData(partition, options.seed)
 
     # ---- the life of a trainer function
@@ -223,18 +222,18 @@ class FederatedStrategy(ReadableStrategy):
             return PredictionLoader(dataloader, limit)
         if self.ranks is not None:
             check_same_data(self.ranks, name, dataloader.fingerprint())
-        return self._evaluator.loader(trainer.lightning_module, name, dataloader, limit)
+        return self._state.loader(trainer.lightning_module, name, dataloader, limit)
 
     def on_exception(self, exception: BaseException) -> None:
         """Puts the global weights back into the module, in training mode, after any error."""
         self.abandon(exception)
-        self._evaluator.stop()
+        self._state.stop()
         self._fits.abort()
         super().on_exception(exception)
 
     def teardown(self) -> None:
         """Gives the parameters their own storage and restores the trainer's limits."""
-        self._evaluator.stop()
+        self._state.stop()
         self._fits.close(self.trainer.interrupted)
         self._data.restore()
         self.restore_limits(self.trainer)

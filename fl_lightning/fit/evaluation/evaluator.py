@@ -9,7 +9,7 @@ from inspect import signature
 from math import isnan, nan
 from typing import Any, Protocol
 
-from fl_lightning.algorithms.base import ClientRule, ServerRule, overrides
+from fl_lightning.algorithms.base import overrides
 from fl_lightning.arguments import altered, trusted
 from fl_lightning.core.records import EvaluationRecord, named
 from fl_lightning.core.seeding import derive_seed, isolated
@@ -18,6 +18,7 @@ from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.fit.evaluation.client_evaluation import ClientEvaluation, Notices
 from fl_lightning.fit.evaluation.personal import PREFIX, personal_evaluation
 from fl_lightning.fit.loaders import EvaluationLoader, RoundLoader
+from fl_lightning.fit.options import FitOptions
 from fl_lightning.lightning.batches import walked_loaders
 from fl_lightning.lightning.logged_values import send_to_loggers, show_in_progress_bar
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer, TrainerFn, rank_zero_info, rank_zero_warn
@@ -43,23 +44,20 @@ class EvaluatedModel(Protocol):
         """Binds the global parameters."""
 
 
-class Evaluator:
-    """Runs around every validation and test, whose hooks the state callback passes on.
+class Evaluator(Callback):
+    """Runs around every validation and test.
 
-    ``seed`` is the root of the random numbers that an evaluation draws. ``report`` tells users what was found, if
-    anybody does. ``record`` is the last finished evaluation, ``None`` if it ran on data that is not divided among
-    clients.
+    ``report`` tells users what was found, if anybody does. ``record`` is the last finished evaluation, ``None`` if it
+    ran on data that is not divided among clients. ``loaded`` is the federated state of the checkpoint that the running
+    trainer function has loaded, if any.
     """
 
-    def __init__(
-        self, model: EvaluatedModel, algorithm: ServerRule, client_rule: ClientRule, seed: int,
-        report: EvaluationReport | None,
-    ) -> None:  # fmt: skip
-        self._model, self._algorithm, self._client_rule, self._seed = model, algorithm, client_rule, seed
-        self._report, self._notices = report, Notices()
+    def __init__(self, model: EvaluatedModel, options: FitOptions, report: EvaluationReport | None) -> None:
+        self._model, self._options, self._report, self._notices = model, options, report, Notices()
         self._running: ClientEvaluation | None = None
         self._guard = ExitStack()
         self.record: EvaluationRecord | None = None
+        self.loaded: dict[str, Any] | None = None
 
     def loader(
         self, module: LightningModule, stage: str, loaders: ClientLoaders, limit: int | float
@@ -70,24 +68,22 @@ class Evaluator:
             raise ValueError(f"{type(module).__name__}.{step.__name__} must take a batch, found dataloader_iter")
         return EvaluationLoader(loaders, limit)
 
-    def begin(self, trainer: Trainer, stage: str, loaded: Mapping[str, Any] | None) -> None:
-        """Binds the parameters to evaluate, and starts to collect if the data of the stage (val or test) is divided.
-
-        ``loaded`` is the federated state of the checkpoint that the trainer function has loaded, if any.
-        """
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Binds the parameters to evaluate, and starts to collect if the data of the stage is divided."""
+        stage = "test" if trainer.testing else "val"
         # Validation inside a fit follows the round whose epoch is still open.
         rounds = trainer.current_epoch + int(trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking)
         self._guard.close()
-        seed = derive_seed(self._seed, stage, rounds)
+        seed = derive_seed(self._options.seed, stage, rounds)
         self._guard.enter_context(isolated(seed, trainer.strategy.root_device))
         self._model.show()
         loaders = _divided_loaders(trainer)
         if loaders:
-            personal, rule = None, self._client_rule
+            personal, rule = None, self._options.client_rule
             if overrides(rule, "personal_model") and not trainer.sanity_checking:
-                layers, trained = self._algorithm.layers, self._model.trained
+                layers, trained = self._options.algorithm.layers, self._model.trained
                 names = next(one.loaders.names for one in loaders if one is not None)
-                personal = personal_evaluation(trainer, rule, loaded, layers, trained, names)
+                personal = personal_evaluation(trainer, rule, self.loaded, layers, trained, names)
             ranks = trainer.strategy.ranks  # type: ignore[attr-defined]
             known = [] if self._report is None else _in_training(trainer)  # a client elsewhere knows nobody else
             self._running = ClientEvaluation(
@@ -97,13 +93,13 @@ class Evaluator:
         elif not trainer.sanity_checking:
             self.record = None  # nobody may take an earlier one for this one's
 
-    def end(self, trainer: Trainer, callback: Callback) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keeps and reports what was collected, unless this was the sanity check."""
         if self._running is not None and not trainer.sanity_checking:
             self.record = self._running.record()
             if self._report is not None:
                 self.record = self._report.oriented(self.record)
-                self._report.log(self.record, trainer, callback)
+                self._report.log(self.record, trainer, self)
 
     def stop(self) -> None:
         """The evaluation is over or was cut short: the training parameters and the random state come back."""
@@ -111,8 +107,15 @@ class Evaluator:
         self._guard.close()
         self._running = None
 
-    def print_table(self, trainer: Trainer) -> None:
-        """Prints the per-client table of the last test."""
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Puts the training parameters back before anybody saves a checkpoint."""
+        self.stop()
+
+    on_test_start, on_test_epoch_end = on_validation_start, on_validation_epoch_end
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Prints the per-client table."""
+        self.stop()
         if self._report is not None and self.record is not None and self.record.stage == "test":
             self._report.print_table(self.record, trainer)
 
@@ -130,7 +133,7 @@ def _divided_loaders(trainer: Trainer) -> list[EvaluationLoader | None]:
 
 def _in_training(trainer: Trainer) -> list[int]:
     """The clients that have training data, as far as the trainer knows them."""
-    data = trainer.strategy.federated_data or getattr(trainer, "datamodule", None)  # type: ignore[attr-defined]
+    data = getattr(trainer, "datamodule", None)
     if isinstance(data, FederatedDataModule):
         return data.client_sizes.nonzero().flatten().tolist()
     loader = trainer.train_dataloader
