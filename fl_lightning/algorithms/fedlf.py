@@ -148,7 +148,8 @@ class FedLF(RemembersRows):
 
         ``history`` remembered rows are in use, newest first.
         """
-        m, unused = len(cohort), gram.shape[1] - len(cohort) - history
+        m = len(cohort)
+        unused = gram.shape[1] - m - history
         if unused:
             gram = gram[:, : m + history, : m + history]
         found = self._descend(gram, cohort, q)

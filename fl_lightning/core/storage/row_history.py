@@ -217,7 +217,8 @@ class RowHistory:
         if fresh is not None:
             self._products.put_cross(slots, fresh.slots, fresh.products[:, moved(where, fresh.products)])
         # Last, because it also replaces the products with rows that these slots held before.
-        own, where = updates.gram(), moved(where, updates.gram())
+        own = updates.gram()
+        where = moved(where, own)
         self._products.put(slots, own[:, where[:, None], where].to(self._products.gram.device))
 
     def forget(self, before: int) -> None:
