@@ -14,7 +14,8 @@ from fl_lightning.core.modules import submodules
 from fl_lightning.lightning.logged_values import ClientLogs, LoggedRow
 from fl_lightning.lightning.metric_state import MetricDelta, last_value, updates_of
 from fl_lightning.lightning.module.changes import read, written
-from fl_lightning.lightning.module.objects import Added, Object, means_the_same
+from fl_lightning.lightning.module.contents import is_equal
+from fl_lightning.lightning.module.objects import Added, Bound, Object
 from fl_lightning.lightning.module.snapshot import ModuleSnapshot
 from fl_lightning.lightning.names import LightningModule
 
@@ -74,7 +75,7 @@ class ClientParts:
         self._is_as_begun = not changed
         if not changed:
             return
-        changes = [(tracked, tracked.change()) for tracked in changed if not means_the_same(tracked)]
+        changes = [(tracked, tracked.change()) for tracked in changed if not _means_the_same(tracked)]
         names = [
             name for tracked, change in changes if not _only_grew(tracked, change) for name in tracked.changed_names()
         ]
@@ -112,3 +113,11 @@ class ClientParts:
 def _only_grew(tracked: Object, change: Any) -> bool:
     """Whether steps have added to the end of a list; one that keeps some items alone is no such list."""
     return isinstance(change, Added) and getattr(tracked.value, "maxlen", None) is None
+
+
+def _means_the_same(found: Object) -> bool:
+    """Whether attributes were only bound to other objects with the same contents, as caches are."""
+    change = found.change()
+    if not isinstance(change, Bound) or change.gone:
+        return False
+    return all(is_equal(value, found.content.get(name, found)) for name, value in change.values.items())

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from operator import is_
 from types import MemberDescriptorType
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from torch import nn
 
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.lightning.metric_state import beside_states
-from fl_lightning.lightning.module.contents import OF_DATA, PLAIN, Kind, Step, is_equal, numbered
+from fl_lightning.lightning.module.contents import OF_DATA, PLAIN, Kind, Step, numbered
 from fl_lightning.lightning.names import LightningModule
 
 FRAMEWORK = frozenset((*vars(nn.Module()), *vars(LightningModule()), "_hparams_initial"))
@@ -110,9 +111,30 @@ class Object:
         return [(part, self.name, self.path + step) for step, part in self.kind.parts(self.content)]
 
 
-def changed(objects: Iterable[Object]) -> list[Object]:
-    """The objects that hold something else now."""
-    return [found for found in objects if not found.is_same()]
+class Objects:
+    """Several objects."""
+
+    objects: list[Object]
+
+    def changed(self) -> list[Object]:
+        """The objects that hold something else now."""
+        return [found for found in self.objects if not found.is_same()]
+
+    def restore(self) -> None:
+        """Lets all objects hold what they held; metrics of which others see to their states apart."""
+        for found in self.changed():
+            found.restore()
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Lets all objects hold what they held for a moment."""
+        now = [(found, found.now()) for found in self.changed()]
+        self.restore()
+        try:
+            yield
+        finally:
+            for found, content in now:
+                found.put(content)
 
 
 # ---- attributes
@@ -252,14 +274,6 @@ PARAMETER_HOOKS = Kind(
 """Hooks on gradients; a parameter has no dictionary before the first."""
 
 # ---- all kinds
-
-
-def means_the_same(found: Object) -> bool:
-    """Whether attributes were only bound to other objects with the same contents, as caches are."""
-    change = found.change()
-    if not isinstance(change, Bound) or change.gone:
-        return False
-    return all(is_equal(value, found.content.get(name, found)) for name, value in change.values.items())
 
 
 def same_entries(now: dict[Any, Any], then: dict[Any, Any]) -> bool:

@@ -32,7 +32,7 @@ from fl_lightning.lightning.module.objects import (
     PARAMETER_HOOKS,
     TABLES,
     Object,
-    changed,
+    Objects,
 )  # fmt: skip
 from fl_lightning.lightning.module.shared import Shared
 from fl_lightning.lightning.names import LightningModule
@@ -44,7 +44,7 @@ _MANY = 100_000
 """Objects of one module that are looked after; what is found beyond these is left alone."""
 
 
-class Snapshot:
+class Snapshot(Objects):
     """What objects hold, and all that they lead to.
 
     ``roots`` are objects and their names. ``known`` are objects, by path, that others see to.
@@ -52,7 +52,7 @@ class Snapshot:
 
     def __init__(self, roots: Iterable[tuple[str, Any]], known: dict[str, Any]) -> None:
         self._known = known
-        self.objects: list[Object] = []  # all that may change, in an order that is the same in copies of the roots
+        self.objects = []  # all that may change, in an order that is the same in copies of the roots
         self.unfollowed: dict[str, str] = {}  # kinds of attributes that cannot be put back, iterators and open files
         self.tensors: list[tuple[str, Tensor]] = []
         self.joined: dict[str, Metric] = {}  # metrics to which several add
@@ -107,28 +107,6 @@ class Snapshot:
         """Objects that may change, by path, and whether these are their attributes."""
         paths = self.shared.paths
         return {(paths[id(one.value)], one.kind in NAMED): one for one in self.objects if id(one.value) in paths}
-
-    # ---- later
-
-    def changed(self) -> list[Object]:
-        """The objects that hold something else now."""
-        return changed(self.objects)
-
-    def restore(self) -> None:
-        """Lets all objects hold what they held; metrics of which others see to their states apart."""
-        for found in self.changed():
-            found.restore()
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Lets all objects hold what they held for a moment."""
-        now = [(found, found.now()) for found in self.changed()]
-        self.restore()
-        try:
-            yield
-        finally:
-            for found, content in now:
-                found.put(content)
 
 
 class ModuleSnapshot(Snapshot):
