@@ -200,15 +200,12 @@ def active_results(trainer: Trainer) -> ResultCollection:
     return results
 
 
-def send_to_loggers(trainer: Trainer, metrics: Mapping[str, float]) -> None:
-    """Writes numbers to every logger at the current step, beside ``self.log``."""
-    values: dict[str, Any] = dict(metrics)
-    trainer._logger_connector.log_metrics(values)
-
-
-def show_in_progress_bar(trainer: Trainer, values: Mapping[str, float | str]) -> None:
-    """Makes values available to progress bars, beside ``self.log``."""
-    trainer._logger_connector._progress_bar_metrics.update(values)  # type: ignore[arg-type]
+def publish(trainer: Trainer, metrics: Mapping[str, float], bar: Mapping[str, float]) -> None:
+    """Writes numbers to every logger at the current step, and shows some in progress bars, beside ``self.log``."""
+    connector: Any = trainer._logger_connector
+    if metrics:
+        connector.log_metrics(dict(metrics))
+    connector._progress_bar_metrics.update(bar)
 
 
 _LOGGERS: Any = lightning_module("loggers")

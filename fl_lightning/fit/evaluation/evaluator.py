@@ -20,7 +20,7 @@ from fl_lightning.fit.evaluation.personal import PREFIX, personal_evaluation
 from fl_lightning.fit.loaders import EvaluationLoader, RoundLoader
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.lightning.batches import walked_loaders
-from fl_lightning.lightning.logged_values import send_to_loggers, show_in_progress_bar
+from fl_lightning.lightning.logged_values import publish
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer, TrainerFn, rank_zero_info, rank_zero_warn
 from fl_lightning.metrics.functional import Mode, guessed_mode
 from fl_lightning.report.callbacks.client_table import ClientTable, format_client_table
@@ -187,11 +187,8 @@ class EvaluationReport:
         for name, value in metrics.items():
             # The name may hold that of one of several loaders, which Lightning takes for its own to give.
             callback.log(name, value, add_dataloader_idx=False)  # type: ignore[attr-defined]
-        if of_clients:
-            send_to_loggers(trainer, of_clients)
         angle = shown_angle(record, metrics, self._metric)
-        if angle is not None:
-            show_in_progress_bar(trainer, {"angle": angle})
+        publish(trainer, of_clients, {} if angle is None else {"angle": angle})
 
     def numbers(self, record: EvaluationRecord) -> tuple[dict[str, float], dict[str, float]]:
         """The summary, and clients' values unless they are many, under the names of docs/logged.md.
