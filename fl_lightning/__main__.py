@@ -11,8 +11,7 @@ from fl_lightning.core.errors import how_to_install
 from fl_lightning.federation.flower_template import run as flower_app
 from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning import names
-from fl_lightning.lightning.command_line import lightning_cli
-from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer
+from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer, lightning_cli
 from fl_lightning.lightning.versions import __version__, show_versions
 from fl_lightning.report.number_formats import STAGES, number, plural
 

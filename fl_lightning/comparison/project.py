@@ -22,7 +22,6 @@ from fl_lightning.core.seeding import seed_all
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.partitions import Partition
 from fl_lightning.fit.strategy import FederatedStrategy
-from fl_lightning.lightning.command_line import lightning_cli
 from fl_lightning.lightning.fit_description import plain
 from fl_lightning.lightning.names import (
     LightningDataModule,
@@ -31,6 +30,7 @@ from fl_lightning.lightning.names import (
     ProgressBar,
     Trainer,
     callbacks,
+    lightning_cli,
 )
 
 RATE_NAMES = ("lr", "learning_rate")

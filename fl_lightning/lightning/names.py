@@ -145,9 +145,27 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
+def lightning_cli() -> Any:
+    """LightningCLI, whose saved configurations lie beside logs alone; it exists only where the CLI extra does."""
+    cli = lightning_module("cli")
+
+    class SavesBesideLogs(cli.SaveConfigCallback):  # type: ignore[misc,name-defined]
+        """Without a logger, runs share the working directory, where the file of a run before would stop the next."""
+
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            if trainer.loggers:
+                super().setup(trainer, pl_module, stage)
+
+    class CLI(cli.LightningCLI):  # type: ignore[misc,name-defined]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{"save_config_callback": SavesBesideLogs, **kwargs})
+
+    return CLI
+
+
 __all__ = [
     "CONTRACT", "TREE", "Callback", "DummyLogger", "LightningArgumentParser", "LightningCLI", "LightningDataModule",
     "LightningModule", "Logger", "ModelCheckpoint", "ProgressBar", "ResultCollection", "ResultMetric", "RunningStage",
     "SingleDeviceStrategy", "StrategyRegistry", "Trainer", "TrainerFn", "callbacks", "check_contract",
-    "lightning_module", "pl", "quiet", "rank_zero_info", "rank_zero_warn",
+    "lightning_cli", "lightning_module", "pl", "quiet", "rank_zero_info", "rank_zero_warn",
 ]  # fmt: skip
