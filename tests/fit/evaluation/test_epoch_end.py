@@ -28,13 +28,14 @@ class Says(Classifier):
         self.outputs.clear()
 
 
-def test_only_the_call_for_all_is_heard(tmp_path, capsys):
+def test_only_the_call_for_all_is_heard(tmp_path, capsys, caplog):
     logger, said = CSVLogger(tmp_path), []
     logger.experiment.anything = said.append
     logger.log_metrics = lambda metrics, step=None: said.extend(name for name in metrics if name == "here")
     found = fit(fresh(Says), 2, logger=logger)
     assert said == ["here", 1] * 2
     assert capsys.readouterr().out.count("the end") == 2
+    assert "which nothing can add up" not in caplog.text
     assert (found.module.ends, found.module.outputs) == (2, [])
     assert float(found.trainer.callback_metrics["samples"]) == found.strategy.last_evaluation.sizes.sum() == 80
 
