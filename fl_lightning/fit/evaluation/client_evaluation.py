@@ -241,11 +241,10 @@ class ClientEvaluation:
         missing = [client for client in self._trained if client < registered and client not in parts]
         if not (missing and parts):
             return parts
-        where = "validation" if self._stage == "val" else "test"
         some = ", ".join(named(client, called[client]) for client in missing[:_NAMED])
         rest = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         self._notices.say(
-            f"clients that train and have nothing to be evaluated on in {where}: {some}{rest}. Their rows in tables "
+            f"clients that train and have nothing to be evaluated on in {self._word}: {some}{rest}. Their rows in tables "
             "are empty, and they count in no mean, worst or angle"
         )
         return dict(sorted({**parts, **{client: ClientPart() for client in missing}}.items()))
