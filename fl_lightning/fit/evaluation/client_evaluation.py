@@ -174,8 +174,7 @@ class ClientEvaluation:
                 states.enter(ClientPart())
                 seed = derive_seed(torch.initial_seed(), "personal", client)
                 with isolated(seed, self._trainer.strategy.root_device), own:
-                    row = self._alone.steps(client)
-                    part.own = self._alone.end(client, row) if self._has_hook else row
+                    part.own = self._alone.end(client, self._alone.steps(client))
         if self._ranks is not None:
             self._parts = {client: part for some in self._ranks.gather(self._parts) for client, part in some.items()}
 
@@ -244,8 +243,8 @@ class ClientEvaluation:
         some = ", ".join(named(client, called[client]) for client in missing[:_NAMED])
         rest = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         self._notices.say(
-            f"clients that train and have nothing to be evaluated on in {self._word}: {some}{rest}. Their rows in tables "
-            "are empty, and they count in no mean, worst or angle"
+            f"clients that train and have nothing to be evaluated on in {self._word}: {some}{rest}. Their rows in "
+            "tables are empty, and they count in no mean, worst or angle"
         )
         return dict(sorted({**parts, **{client: ClientPart() for client in missing}}.items()))
 

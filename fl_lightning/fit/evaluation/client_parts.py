@@ -75,7 +75,7 @@ class ClientParts:
         self._is_as_begun = not changed
         if not changed:
             return
-        changes = [(tracked, tracked.change()) for tracked in changed if not _means_the_same(tracked)]
+        changes = [(tracked, tracked.change()) for tracked in changed if not means_the_same(tracked)]
         names = [
             name for tracked, change in changes if not _only_grew(tracked, change) for name in tracked.changed_names()
         ]
@@ -115,7 +115,7 @@ def _only_grew(tracked: Object, change: Any) -> bool:
     return isinstance(change, Added) and getattr(tracked.value, "maxlen", None) is None
 
 
-def _means_the_same(found: Object) -> bool:
+def means_the_same(found: Object) -> bool:
     """Whether attributes were only bound to other objects with the same contents, as caches are."""
     change = found.change()
     if not isinstance(change, Bound) or change.gone:
