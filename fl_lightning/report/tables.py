@@ -175,15 +175,11 @@ def comparison(methods: Sequence[Method], stage: Stage) -> Summary | None:
     caption = sentences(
         f"{metric} in the {STAGES[stage]}. Worst client: whose value is worst. Conflicts: share of a round's clients "
         "whose update the step went against. Time: training, server and evaluation of all rounds.",
-        "The worst client is one over all seeds. The worst 10 % are those of each seed, and can lie below."
-        if several
-        else "",
-        f"Clients have models of their own with {having}: the values of these count everywhere." if having else "",
+        "The worst client is one over all seeds. The worst 10 % are those of each seed, and can lie below." * several,
+        f"Clients have models of their own with {having}: the values of these count everywhere." * bool(having),
         f"+ and -: better and worse than {rows[0].method}: the 95 % interval of the differences, seed by seed, leaves "
-        "out zero."
-        if several and len(rows) > 1
-        else "",
-        f"No methods, but plain training to measure them by: {bounds}." if bounds else "",
+        "out zero." * (several and len(rows) > 1),
+        f"No methods, but plain training to measure them by: {bounds}." * bool(bounds),
     )
     return Summary(metric, mode, rows, Part("In numbers", [summary_table(rows)], caption, level=3))
 
