@@ -26,9 +26,8 @@ class ByKey(Partition):
 
     Args:
         keys: the name of an attribute of the training and evaluation datasets with one key per sample; or a function
-            that takes such a dataset and returns them; or the keys of the training samples, and then evaluation data
-            follows the clients' labels; or such keys per stage in a mapping with ``"train"`` and, as far as known,
-            ``"val"`` and ``"test"``.
+            that takes such a dataset and returns them; or the keys of the training samples; or such keys per stage in a
+            mapping with ``"train"`` and, as far as there are such data, ``"val"`` and ``"test"``.
     """
 
     keys: str | Callable[[Any], Sequence[int | str]] | Sequence[int | str] | Mapping[str, Sequence[int | str]]
@@ -63,11 +62,8 @@ class ByKey(Partition):
         """Gives evaluation samples to the client that has their key in training.
 
         Raises:
-            ValueError: an evaluation key does not occur in training.
+            ValueError: the evaluation samples have no keys, or one that does not occur in training.
         """
-        asks = isinstance(self.keys, str) or callable(self.keys)
-        if not asks and _given(self.keys, samples.stage) is None:
-            return super().match(train, parts, samples, seed)
         vectors, unknown = self.anew(train, samples, seed)
         if unknown:
             raise ValueError(
@@ -97,7 +93,11 @@ class ByKey(Partition):
             return _plain(attribute_of(samples.dataset, self.keys))
         given = _given(self.keys, samples.stage)
         if given is None:
-            raise ValueError(f"keys must be given for the {samples.stage} samples too, or as an attribute's name")
+            raise ValueError(
+                f"keys of ByKey must say whose the {samples.stage} samples are, found those of the training samples: pass "
+                f"{{'train': [...], '{samples.stage}': [...]}} or the name of an attribute, or evaluate every client on "
+                "all of them with evaluation='shared'"
+            )
         return _of_length(given, len(samples))
 
 

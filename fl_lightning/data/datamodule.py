@@ -45,7 +45,8 @@ class FederatedDataModule(LightningDataModule):
             an attribute of every stage's dataset. Looked for by :func:`labels_of` if left out.
         batch_size: samples per training batch; default the loader's own, 32 for datasets.
         eval_batch_size: samples per validation and test batch; default the loader's own, ``batch_size`` for datasets.
-        evaluation: ``"matched"`` gives each client evaluation data that follows its training labels;
+        evaluation: ``"matched"`` gives each client the evaluation data with its key, where :class:`ByKey` divides, and
+            otherwise evaluation data that follows its training labels;
             ``"independent"`` applies the partition anew to the evaluation data; ``"shared"`` evaluates every client on
             all of it.
         holdout: share of each client's training data to set aside for evaluation, where ``data`` has none. It goes

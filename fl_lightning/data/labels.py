@@ -105,7 +105,7 @@ def attribute_of(dataset: object, name: str) -> np.ndarray[Any, Any]:
     if found is None:
         raise ValueError(
             f"dataset must have an attribute {name!r} with {num_samples(dataset)} entries, found none in "
-            f"{type(dataset).__name__}"
+            f"{type(dataset).__name__}: name another one, or pass a function"
         )
     return found
 

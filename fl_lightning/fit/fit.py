@@ -80,9 +80,8 @@ class FederatedFit:
             ids, self._gone = renumbering(states, self.clients.loaders.names)
             server.load(states, ids)
             self.clients.runner.optimizers.load_state_dict(renumbered(states["client_optimizers"], ids))
-            if "schedules" in states:  # files of earlier versions have none
-                self.clients.schedules.load_state_dict(states["schedules"])
-            self.clients.runner.losses.factor = states.get("loss_batch_factor")
+            self.clients.schedules.load_state_dict(states["schedules"])
+            self.clients.runner.losses.factor = states["loss_batch_factor"]
         sizes = self.clients.loaders.sizes if changed else None
         memory = server.begin(self._max_rounds(), self._options.keeps_optimizer, sizes)
         usage = ", ".join(f"{name} {size:,} B" for name, size in memory.items())

@@ -117,11 +117,11 @@ class Server:
         for name, rule in (("algorithm", self._algorithm), ("client_rule", self._rule)):
             rule_state.load_sharded_state_dict(rule, states[name], columns, ids)
         for name, guard in self._options.named_guards.items():  # those that the states lack begin anew
-            rule_state.load_sharded_state_dict(guard, states.get("guards", {}).get(name, {}), columns, ids)
+            rule_state.load_sharded_state_dict(guard, states["guards"].get(name, {}), columns, ids)
         for part in self._stateful:
             rule_state.set_num_clients(part, self._num_clients)
-        self.failures.skipped_rounds = states.get("skipped_rounds", 0)
-        self.failures.failed_rounds = states.get("failed_rounds", 0)
+        self.failures.skipped_rounds = states["skipped_rounds"]
+        self.failures.failed_rounds = states["failed_rounds"]
         if self.optimizer is not None:
             self.optimizer.load_state_dict(states["server_optimizer"])
 

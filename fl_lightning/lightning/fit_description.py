@@ -31,7 +31,7 @@ class _Rule(Protocol):
 class FitDescription:
     """A fit in plain values: strings, numbers, and lists and dicts of them.
 
-    Entries that one side lacks are not compared: files of earlier versions have fewer.
+    Entries that one side lacks are not compared.
 
     Attributes:
         method: names of the server rule and the client rule, ``"FedLF with ClientRule"``.
@@ -103,7 +103,7 @@ class FitDescription:
     @classmethod
     @checked()
     def from_state_dict(cls, state: Mapping[str, Any]) -> FitDescription:
-        """What :meth:`state_dict` returned, also that of an earlier version, which lacks entries."""
+        """What :meth:`state_dict` returned."""
         own = {entry.name for entry in fields(cls)} - {"settings"}
         known = {"versions": {}, **{name: value for name, value in state.items() if name in own}}
         return cls(**known, settings={name: value for name, value in state.items() if name not in own})

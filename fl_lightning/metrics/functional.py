@@ -20,7 +20,7 @@ from fl_lightning.metrics.group_frame import demographic_parity as demographic_p
 from fl_lightning.metrics.group_frame import equal_opportunity as equal_opportunity
 from fl_lightning.metrics.group_frame import equalized_odds as equalized_odds
 
-_SMALLER_PARTS = ("loss", "error", "perplexity", "entropy", "disparity")
+_SMALLER_PARTS = ("loss", "error", "perplexity", "entropy", "disparity", "distance")
 _SMALLER_WORDS = frozenset(
     {
         "err", "mse", "mae", "rmse", "nrmse", "msle", "rmsle", "mape", "smape", "wape", "mase", "crps", "nll", "ppl",
@@ -236,7 +236,7 @@ def conflict_counts(dots: Tensor) -> ConflictCounts:
 def is_larger_better(metric_name: str) -> bool:
     """Guesses a metric's orientation from its name.
 
-    False for names that contain ``loss``, ``error``, ``perplexity``, ``entropy`` or ``disparity`` anywhere, or one of
+    False for names that contain ``loss``, ``error``, ``perplexity``, ``entropy``, ``disparity`` or ``distance``, or one of
     the short forms ``err``, ``mse``, ``mae``, ``rmse``, ``nrmse``, ``msle``, ``rmsle``, ``mape``, ``smape``, ``wape``,
     ``mase``, ``crps``, ``nll``, ``ppl``, ``wer``, ``cer``, ``brier``, ``ece``, ``fpr``, ``aurc``, ``augrc``, ``kl``,
     ``kld``, ``huber``, ``fid``, ``lpips``, ``hd95``, ``assd`` as a whole word (``val_err``, ``valMSE``, but not

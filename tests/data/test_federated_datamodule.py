@@ -235,7 +235,7 @@ def test_labels_from_an_argument():
         FederatedDataModule(Told(10, 0), fd.Mutex(2)).train_dataloader()
 
 
-@pytest.mark.parametrize("partition", [fd.Dirichlet(4, 0.5), fd.ByKey([i % 4 for i in range(40)]), [range(20), [30]]])
+@pytest.mark.parametrize("partition", [fd.Dirichlet(4, 0.5), [range(20), [30]]])
 def test_errors_about_evaluation_labels_name_the_stage_and_a_remedy_that_works(partition):
     def numbers(n):
         return TensorDataset(torch.randn(n, 3), torch.randn(n))

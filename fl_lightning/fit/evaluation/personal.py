@@ -52,10 +52,8 @@ def personal_evaluation(
     return None
 
 
-def _laid_out(fit: Mapping[str, Any], module: nn.Module, layers: LayerSpec) -> tuple[str, ...] | None:
+def _laid_out(fit: Mapping[str, Any], module: nn.Module, layers: LayerSpec) -> tuple[str, ...]:
     """The trained parameters of a checkpoint; raises ValueError unless they lie in the module as they did there."""
-    if "layout" not in fit:  # files of earlier versions
-        return None
     names, own = names_in(fit["layout"]), trained_parameters(module, None)
     present = layout_fingerprint(ParamLayout.from_module(module, layers, [n for n in names if n in own]))
     if fit["layout"] != present:
