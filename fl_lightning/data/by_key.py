@@ -94,9 +94,9 @@ class ByKey(Partition):
         given = _given(self.keys, samples.stage)
         if given is None:
             raise ValueError(
-                f"keys of ByKey must say whose the {samples.stage} samples are, found those of the training samples: pass "
-                f"{{'train': [...], '{samples.stage}': [...]}} or the name of an attribute, or evaluate every client on "
-                "all of them with evaluation='shared'"
+                f"keys of ByKey must say whose the {samples.stage} samples are, found those of the training samples: "
+                f"pass {{'train': [...], '{samples.stage}': [...]}} or the name of an attribute, or evaluate every "
+                "client on all of them with evaluation='shared'"
             )
         return _of_length(given, len(samples))
 

@@ -236,10 +236,10 @@ def conflict_counts(dots: Tensor) -> ConflictCounts:
 def is_larger_better(metric_name: str) -> bool:
     """Guesses a metric's orientation from its name.
 
-    False for names that contain ``loss``, ``error``, ``perplexity``, ``entropy``, ``disparity`` or ``distance``, or one of
-    the short forms ``err``, ``mse``, ``mae``, ``rmse``, ``nrmse``, ``msle``, ``rmsle``, ``mape``, ``smape``, ``wape``,
-    ``mase``, ``crps``, ``nll``, ``ppl``, ``wer``, ``cer``, ``brier``, ``ece``, ``fpr``, ``aurc``, ``augrc``, ``kl``,
-    ``kld``, ``huber``, ``fid``, ``lpips``, ``hd95``, ``assd`` as a whole word (``val_err``, ``valMSE``, but not
+    False for names that contain ``loss``, ``error``, ``perplexity``, ``entropy``, ``disparity`` or ``distance``, or one
+    of the short forms ``err``, ``mse``, ``mae``, ``rmse``, ``nrmse``, ``msle``, ``rmsle``, ``mape``, ``smape``,
+    ``wape``, ``mase``, ``crps``, ``nll``, ``ppl``, ``wer``, ``cer``, ``brier``, ``ece``, ``fpr``, ``aurc``, ``augrc``,
+    ``kl``, ``kld``, ``huber``, ``fid``, ``lpips``, ``hd95``, ``assd`` as a whole word (``val_err``, ``valMSE``, but not
     ``preferred_acc``), and for those of gaps between groups (:func:`guessed_mode`). True for all others. Where the
     guess is wrong, say so through the argument of the function or callback in question.
 

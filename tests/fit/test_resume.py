@@ -237,8 +237,11 @@ def test_variations_resume_from_anywhere(tmp_path, name, round_index):
     hooks = set(ALL_HOOKS)
     if project.module is Measured:
         hooks -= {"on_train_epoch_end"}
-    if name == "every second validation" and round_index % 2 == 0:
-        hooks = {hook for hook in hooks if "validation" not in hook}
+    if name == "every second validation":
+        if round_index % 2 == 0:
+            hooks = {hook for hook in hooks if "validation" not in hook}
+        if round_index == project.rounds - 1:  # saved before EarlyStopping looks, which no later round makes up for
+            hooks -= {"on_train_epoch_end"}
     if name == "skipped rounds" and round_index % 2:
         hooks = {hook for hook in hooks if "batch" not in hook}
     if name == "moving average":  # that callback swaps the weights while it validates
