@@ -122,7 +122,8 @@ class Standing:
         bound = method == LOCAL  # a fit per client, without rounds of all
         rounds = nan if bound else fmean(rounds_to(record, self._goal) for record in self._methods[method].records)
         runs = [record for run, record in self.results.items() if run.method == method]
-        means = {title: self._mean(method, replace(ACCURACY, metric=name)) for name, title in OTHERS.items()}
+        named = {} if bound else OTHERS
+        means = {title: self._mean(method, replace(ACCURACY, metric=name)) for name, title in named.items()}
         tests = [record.last_values("test") for record in self._methods[method].records]
         people = [people_together(values) for values in tests if values is not None and values.values.get(MEMBERS)]
         means |= {title: fmean(one[title] for one in people) for title in PEOPLE if people}

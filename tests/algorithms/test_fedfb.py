@@ -194,7 +194,7 @@ def test_what_no_client_can_have_counted_is_refused(counts, losses, words):
 
 
 def test_groups_are_those_that_the_method_has():
-    data, rule = people(), FedFB()
+    data, rule = people(), FedFB(num_groups=2)
     with pytest.raises(
         ValueError, match=r"groups of ThreeGroups.federated_groups must be 0 or 1, found \[0, .*FedFB take more"
     ):

@@ -17,7 +17,7 @@ OUT_OF_RANGE = {
     fl.FA: {"bases": [[1.0], [[nan]]], "sigma": [0.0], "bound": [0.5], "tau": [-0.1], "penalty": [-1.0]},
     fl.FCFL: {
         "budget": [-0.1, (0.1, nan), []], "notion": ["ap"], "stage1_rounds": [-1], "tol": [-1.0], "delta": [0.0],
-        "beta": [1.5], "sharpness": [0.0], "reading": ["both"],
+        "beta": [1.5], "sharpness": [0.0], "reading": ["both"], "num_groups": [1],
     },
     fl.FedCKA: {"mu": [-1.0, nan], "layers": [[], "net.0"], "num_layers": [0], "max_models": [0]},
     fl.FedDyn: {"alpha": [0, -1.0, nan]},
