@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 from torch import Tensor
@@ -23,6 +24,7 @@ from fl_lightning.federation.messages import ClientMessage, ServerMessage, answe
 from fl_lightning.federation.module_changes import ModuleAtClient
 from fl_lightning.fit.checks import check_trainer, check_visit_schedulers, refuse_steps_by_hand
 from fl_lightning.fit.client_side import ClientSide
+from fl_lightning.fit.evaluation.personal import PersonalEvaluation
 from fl_lightning.fit.loaders import RoundLoader, local_batches
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.state_callback import FederatedState
@@ -126,6 +128,21 @@ class VisitStrategy(OneDevice):
         return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     # ---- the message
+
+    def own_state(self, module: LightningModule, num_clients: int) -> dict[str, Tensor]:
+        """The module's state with the message's parameters, or the client's own; without a trainer function."""
+        options, device = self._options, module.device
+        binding = BoundParameters(module, options.algorithm.layers, configured_optimizers(module))
+        names = binding.layout.names
+        try:
+            self._take_message(binding, BufferBank(module, options.buffers, names), num_clients)
+            self._module.take()
+            model_of = options.client_rule.personal_model
+            own = PersonalEvaluation(module, device, model_of, options.algorithm.layers, names)
+            with own.standing_in(self._client_id) or nullcontext():
+                return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
+        finally:
+            binding.release()
 
     def _take_message(self, binding: BoundParameters, buffers: BufferBank, num_clients: int) -> None:
         message, rule, theta, client = self._message, self._options.client_rule, binding.theta, self._client_id

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import Tensor
+
 from fl_lightning.arguments import ANY, Bounds, Example, altered, check, checked
 from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.core.layout import ParamLayout, names_in
@@ -159,6 +161,22 @@ class FederatedClient:
         if not (is_overridden(step, self._module) and is_overridden(f"{stage}_dataloader", self._data)):
             return None
         return self._visit(message, stage).record
+
+    def state_dict(self, message: ServerMessage | Mapping[str, Any]) -> dict[str, Tensor]:
+        """The module's state as this client uses it: its own model or layers where the method has any, on the CPU.
+
+        Args:
+            message: :meth:`FederatedServer.evaluation_message`.
+
+        Raises:
+            FileNotFoundError: as :meth:`train`.
+            ValueError: as :meth:`train`.
+        """
+        message = read(ServerMessage, message)
+        before, number = self._states.restore(message.counted) if self._keeps else None, self._num_clients
+        with ModuleAtClient(self._module, message.module, self._warned) as module:
+            visit = VisitStrategy(self._options, self.client_id, number, message, before, module, "test")
+            return visit.own_state(self._module, number or self._data.num_clients)
 
     def introduction(self) -> ClientIntroduction:
         """What a server hears of this client before the first round. The data are set up and torn down.

@@ -4,11 +4,13 @@
 from functools import cache
 from importlib.util import find_spec
 
+import lightning as L
 import pytest
 import torch
 from by_hand import Federation, Own, own_loader
 from resuming import ALGORITHMS
 from support import Classifier, Manual, federated_blobs, fit, fresh, on_path, weights
+from torch.utils.data import DataLoader, Subset
 from watching import Records
 
 import fl_lightning as fl
@@ -137,6 +139,20 @@ def test_personal_models_are_those_of_the_fit(tmp_path, method):
         assert torch.equal(kept["params"], own.params)
         assert torch.equal(kept["buffers"], own.buffers)
         assert len(list(path.parent.iterdir())) <= 2
+
+
+@pytest.mark.parametrize("method", [Ditto, FedBN, FedPer, FedAvg])
+def test_the_state_of_a_client_is_the_model_that_it_evaluates(tmp_path, method):
+    _, apart, _ = compare(method, options={"norm": True}, folder=tmp_path)
+    client, message, module = apart.clients[2], apart.server.evaluation_message(2), fresh(norm=True)
+    module.load_state_dict(client.state_dict(message))
+    loaders = federated_blobs(4).val_dataloader()
+    mine = DataLoader(Subset(loaders.dataset, loaders.indices(2).tolist()), batch_size=8)
+    found = L.Trainer(**CPU, logger=False, enable_progress_bar=False).validate(module, mine, verbose=False)[0]
+    values = client.evaluate(message).values
+    name = "val_loss" if method is FedAvg else "personal/val_loss"
+    assert found["val_loss"] == pytest.approx(float(values[name][0]), rel=1e-6)
+    assert ("personal/val_loss" in values) == (method is not FedAvg)
 
 
 # ---- one client

@@ -35,17 +35,18 @@ def personal_evaluation(
     checkpoint's, of clients by their ``names``. Warns if it has none that this rule can take, rather than evaluate
     those of another time.
     """
+    module, device = trainer.lightning_module, trainer.strategy.root_device
     if trainer.state.fn == TrainerFn.FITTING or trainer.ckpt_path is None:
-        return PersonalEvaluation(trainer, rule.personal_model, layers, trained)
+        return PersonalEvaluation(module, device, rule.personal_model, layers, trained)
     name, state = type(rule).__name__, loaded or {}
     fit = state.get("fit", {})
     if not str(fit.get("method", "")).endswith(f" with {name}"):
         reason = f"it holds {'another method' if fit else 'no federated fit'}, and this is {name}"
     else:
         try:
-            trained = _laid_out(fit, trainer.lightning_module, layers)
+            trained = _laid_out(fit, module, layers)
             own = rule_state.renumbered(rule, state["client_rule"], renumbering(state, names)[0])
-            return PersonalEvaluation(trainer, rule_state.copy_with(rule, own).personal_model, layers, trained)
+            return PersonalEvaluation(module, device, rule_state.copy_with(rule, own).personal_model, layers, trained)
         except (FileNotFoundError, ValueError) as error:
             reason = str(error)
     rank_zero_warn(f"personal models are not evaluated with the checkpoint {trainer.ckpt_path}: {reason}")
@@ -66,13 +67,14 @@ class PersonalEvaluation:
 
     def __init__(
         self,
-        trainer: Trainer,
+        module: nn.Module,
+        device: torch.device,
         model_of: Callable[[int], Snapshot | ModelPart | None],
         layers: LayerSpec,
         trained: Sequence[str] | None,
     ) -> None:
-        self._module, self._device = trainer.lightning_module, trainer.strategy.root_device
-        self._model_of, self._layout = model_of, ParamLayout.from_module(self._module, layers, trained)
+        self._module, self._device = module, device
+        self._model_of, self._layout = model_of, ParamLayout.from_module(module, layers, trained)
 
     def standing_in(self, client_id: int) -> AbstractContextManager[None] | None:
         """Makes the module the client's own model for a while; ``None`` if it has none."""
