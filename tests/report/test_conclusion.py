@@ -68,6 +68,11 @@ def test_what_is_better_and_what_may_be_chance(rows, mode, says):
     assert [form.fullmatch(text).groups() for text in concluded(rows, mode)] == says
 
 
+def test_numbers_that_are_large_have_fewer_digits():
+    (text,) = concluded({"A": ((2e4, 2.1e4), (1.0, 1.0)), "B": ((1e4, 1e4), (1.0, 1.0))}, "min")
+    assert "goes from acc 20,500.0 ± 707.1 to 10,000.0 ± 0.0 (better), and the mean from 1.0 ± 0.0" in text
+
+
 def test_rows_with_an_infinite_value_are_named_and_left_out():
     found = concluded({"A": WEAK, "B": GOOD, "C": WEAK}, B={"infinite": True})
     assert found[0] == "With B, the acc of a client is infinite at the end."
