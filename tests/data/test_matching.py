@@ -95,3 +95,10 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="train_labels"):
         matched_split(labels[None], parts, labels, 0)
     assert [len(part) for part in matched_split(labels, parts, torch.tensor([]).long(), 0)] == [0, 0]
+
+
+def test_a_large_client_gives_as_many_small_ones_a_sample_as_it_can():
+    train = torch.zeros(42, dtype=torch.int64)
+    parts = [torch.arange(40), torch.tensor([40]), torch.tensor([41])]
+    found = matched_split(train, parts, torch.zeros(3, dtype=torch.int64), 0)
+    assert [len(part) for part in found] == [1, 1, 1]
