@@ -11,6 +11,7 @@ import torch
 
 import fl_lightning as fl
 from fl_lightning.algorithms import ServerRule
+from fl_lightning.algorithms.torchjd import TorchJD
 
 A = fl.algorithms
 REFERENCE, UNIFORM, FAIR_ROW = "FedAvg", "FedAvg, uniform weights", "FedLF, fair row if needed"
@@ -45,6 +46,7 @@ def server_rules(classes: int) -> Mapping[str, Rule]:
         "FedMGDA+": A.FedMGDAPlus,
         "FedMGDA+, epsilon 1": partial(A.FedMGDAPlus, 1.0),
         "UPGrad": A.UPGrad,
+        "FairGrad": _fairgrad,
         "AdaFed": A.AdaFed,
         "FedFV": A.FedFV,
         "q-FedAvg": partial(A.QFedAvg, 1.0),
@@ -64,6 +66,12 @@ def server_rules(classes: int) -> Mapping[str, Rule]:
         "Ditto, lambda 0": partial(A.Ditto, lam=0.0),  # alone, from the model that a client first receives
         "FedPer": A.FedPer,
     }
+
+
+def _fairgrad() -> ServerRule:
+    from torchjd.aggregation import FairGradWeighting  # tables are made without TorchJD
+
+    return TorchJD(FairGradWeighting(alpha=1.0), layers="model")
 
 
 def all_methods(classes: int, clients_per_round: int | float) -> Strategies:

@@ -21,7 +21,7 @@ OVERVIEW = {
     "digits": "digits", "office": "Office",
 }  # fmt: skip
 """Suites whose methods are compared in one table, and their columns."""
-BUSY_SUITES, BUSY_METHODS = {"adult-crossings"}, {"EAGLE", "FedFB"}
+BUSY_SUITES, BUSY_METHODS = {"adult-crossings"}, {"EAGLE", "FairGrad", "FedFB"}
 """Whose seconds were taken beside other work: they are no more than bounds."""
 
 

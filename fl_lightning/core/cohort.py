@@ -60,7 +60,7 @@ class Cohort:
     num_samples: int | None = None
 
     def __post_init__(self) -> None:
-        (m, n), device = self.updates.rows.shape, self.updates.rows.device
+        m, n, device = len(self.updates), self.updates.columns.numel, self.updates.device
         if m == 0:
             raise ValueError("updates must have at least one row, found none")
         if self.params.shape != (n,) or self.params.device != device:

@@ -83,7 +83,7 @@ def trained(client, device=None):
     return rounds.params
 
 
-@pytest.mark.filterwarnings("ignore:client . has no sample")
+@pytest.mark.filterwarnings("ignore:client . has samples")
 @pytest.mark.parametrize("name", [*CLIENTS, *PRIVATE])
 def test_client_halves(name):
     device, make = RemoteDevice(), PRIVATE.get(name) or (lambda: CLIENTS[name]().client_rule())

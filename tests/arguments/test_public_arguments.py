@@ -173,7 +173,6 @@ REMEDIES = [
     ("compare", "model", torch.nn.Linear, "wraps a network in fl.ClientModule"),
     ("callbacks.format_client_table", "record", None, "strategy.last_evaluation after a validation or a test"),
     ("FederatedDataModule", "data", torch.zeros(4, 2).numpy(), "array of float32 and shape .*TensorDataset"),
-    ("data.pathological", "classes_per_client", 4, r"between 1 and 3, because the labels are \[0, 1, 2\], found 4"),
     ("FederatedStrategy", "server_optimizer", torch.nn.Linear, "None or a function that returns an Optimizer such as"),
     ("FederatedStrategy", "partition", Counter, "index vectors, or a function of the data"),
 ]
