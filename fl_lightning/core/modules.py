@@ -39,6 +39,11 @@ def named_metrics(module: nn.Module) -> list[tuple[str, Metric]]:
     return [(name, metric) for name, metric in metrics if id(metric) not in inner]
 
 
+def state_on_cpu(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of the module's state dictionary on the CPU."""
+    return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
+
+
 @contextmanager
 def preserve_modes(parts: Iterable[tuple[str, nn.Module]]) -> Iterator[None]:
     """Gives every module its training or evaluation mode back in the end."""

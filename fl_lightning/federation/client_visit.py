@@ -16,6 +16,7 @@ from fl_lightning.clients.base import Sequential
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.update_rows import Upload
+from fl_lightning.core.modules import state_on_cpu
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.storage import rule_state
 from fl_lightning.data.client_loaders import ClientLoaders
@@ -140,7 +141,7 @@ class VisitStrategy(OneDevice):
             model_of = options.client_rule.personal_model
             own = PersonalEvaluation(module, device, model_of, options.algorithm.layers, names)
             with own.standing_in(self._client_id) or nullcontext():
-                return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
+                return state_on_cpu(module)
         finally:
             binding.release()
 

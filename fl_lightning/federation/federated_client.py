@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -172,11 +173,8 @@ class FederatedClient:
             FileNotFoundError: as :meth:`train`.
             ValueError: as :meth:`train`.
         """
-        message = read(ServerMessage, message)
-        before, number = self._states.restore(message.counted) if self._keeps else None, self._num_clients
-        with ModuleAtClient(self._module, message.module, self._warned) as module:
-            visit = VisitStrategy(self._options, self.client_id, number, message, before, module, "test")
-            return visit.own_state(self._module, number or self._data.num_clients)
+        with self._visiting(read(ServerMessage, message), "test") as visit:
+            return visit.own_state(self._module, self._num_clients or self._data.num_clients)
 
     def introduction(self) -> ClientIntroduction:
         """What a server hears of this client before the first round. The data are set up and torn down.
@@ -222,11 +220,16 @@ class FederatedClient:
             )
         return trainer
 
-    def _visit(self, message: ServerMessage | Mapping[str, Any], work: Work) -> VisitStrategy:
-        message = read(ServerMessage, message)
+    @contextmanager
+    def _visiting(self, message: ServerMessage, work: Work) -> Iterator[VisitStrategy]:
+        """What the client does for a message, with what it kept, on the module as the message has it."""
         before = self._states.restore(message.counted) if self._keeps and work != "loss" else None
         with ModuleAtClient(self._module, message.module, self._warned) as module, quiet():
-            visit = VisitStrategy(self._options, self.client_id, self._num_clients, message, before, module, work)
+            yield VisitStrategy(self._options, self.client_id, self._num_clients, message, before, module, work)
+
+    def _visit(self, message: ServerMessage | Mapping[str, Any], work: Work) -> VisitStrategy:
+        message = read(ServerMessage, message)
+        with self._visiting(message, work) as visit:
             if work in ("val", "test"):
                 trainer = self._trainer_with(visit)
                 evaluate = trainer.validate if work == "val" else trainer.test

@@ -13,7 +13,7 @@ from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.module_isolation import ModuleIsolation
 from fl_lightning.clients.update_rows import Upload
-from fl_lightning.core.modules import frozen_digest
+from fl_lightning.core.modules import frozen_digest, state_on_cpu
 from fl_lightning.federation.message_checks import printable
 from fl_lightning.federation.module_changes import LIMITS, received
 from fl_lightning.fit.options import FitOptions
@@ -60,7 +60,7 @@ class ServedModel:
     def module_state_dict(self) -> dict[str, Tensor]:
         """The module's state with the parameters to evaluate, copied to the CPU."""
         with self.binding.showing(self.evaluated.contiguous()):
-            return {name: value.detach().cpu().clone() for name, value in self.module.state_dict().items()}
+            return state_on_cpu(self.module)
 
     def state_dict(self) -> dict[str, Any]:
         """What a bit-exact continuation needs of the module."""
