@@ -107,7 +107,8 @@ def findings(
     found, stage, mode = [], measure.reported_on, measure.mode
     means = audited.numbers(audited.own(measure.metric, stage), stage, mode).get("mean", {})
     without = () if len(means) == len(audited.fits) else _OF_VALUES  # a run ended without a value of anybody
-    for limit, bound in {**limits, **({"failed": limits.get("failed", 0)} if failed else {})}.items():
+    limits = {**limits, "failed": limits.get("failed", 0)} if failed else limits
+    for limit, bound in limits.items():
         for what, at_least, numbers in _limited(limit, audited, alone, measure, failed):
             level = 1 - (1 - _LEVEL) / max(1, len(numbers))
             least = 0.0 - bound if limit == "alone" else bound  # a loss is a negative gain

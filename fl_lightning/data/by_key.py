@@ -51,12 +51,12 @@ class ByKey(Partition):
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
         """Divides by the keys; where ``keys`` asks a dataset for them, ``labels`` are taken for its answer."""
         if isinstance(self.keys, str) or callable(self.keys):
-            return _by_key(labels.tolist())
-        return _by_key(_of_length(_given(self.keys, "train") or [], len(labels)))
+            return _parts(labels.tolist())
+        return _parts(_of_length(_given(self.keys, "train") or [], len(labels)))
 
     def divide(self, samples: Samples, seed: int) -> list[Tensor]:
         """Divides by the keys of the samples' stage."""
-        return _by_key(self._keys_of(samples))
+        return _parts(self._keys_of(samples))
 
     def match(self, train: Samples, parts: Sequence[Tensor], samples: Samples, seed: int) -> list[Tensor]:
         """Gives evaluation samples to the client that has their key in training.
@@ -78,9 +78,7 @@ class ByKey(Partition):
         keys = self._keys_of(samples)
         among = set(known)
         unknown = distinct_keys([key for key in keys if key not in among])
-        client_of = {key: client for client, key in enumerate([*known, *unknown])}
-        owner = np.array([client_of[key] for key in keys], dtype=np.int64)
-        return parts_of(owner, len(client_of)), tuple(map(_name, unknown))
+        return _by_key(keys, [*known, *unknown]), tuple(map(_name, unknown))
 
     def names(self, train: Samples) -> tuple[str, ...] | None:
         """The keys."""
@@ -141,10 +139,14 @@ def _of_length(keys: list[Hashable], n: int) -> list[Hashable]:
     return keys
 
 
-def _by_key(keys: Sequence[Hashable]) -> list[Tensor]:
-    """The samples of each key."""
+def _parts(keys: Sequence[Hashable]) -> list[Tensor]:
     order = distinct_keys(keys)
     check_clients(len(order), len(keys))
+    return _by_key(keys, order)
+
+
+def _by_key(keys: Sequence[Hashable], order: Sequence[Hashable]) -> list[Tensor]:
+    """The samples of each key of ``order``, from the key of each sample."""
     client_of = {key: client for client, key in enumerate(order)}
     return parts_of(np.array([client_of[key] for key in keys], dtype=np.int64), len(order))
 

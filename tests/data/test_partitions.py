@@ -215,6 +215,8 @@ def test_pathological_copes_with_rare_classes():
     counts = label_counts(labels, pathological(labels, 20, 2, 0))
     assert (counts > 0).sum(1).tolist() == [2] * 20
     assert int((counts[:, 2] > 0).sum()) == 3
+    with pytest.raises(ValueError, match=r"between 1 and 3, because the labels are \[0, 1, 2\], found 4"):
+        pathological(torch.arange(12) % 3, 3, 4, 0)
     with pytest.raises(ValueError, match="leave each client a sample of each of its classes"):
         pathological(torch.tensor([0, 0, 1, 1, 1, 1, 1]), 4, 2, 0)
 

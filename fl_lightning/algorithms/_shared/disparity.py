@@ -103,10 +103,11 @@ class Disparities(ClientRule):
             undefined = torch.full((), torch.nan, dtype=torch.float64)
             return ClientReport({NAME: undefined}, {NAME: torch.zeros_like(work.params)})
         means = sums / torch.tensor(counts)
-        low, high = sorted((held[int(means[held].argmin())], held[int(means[held].argmax())]))
-        gap = means[high] - means[low]
+        # In the order of their numbers, so that it does not matter for the rounding which mean is larger.
+        first, second = sorted((held[int(means[held].argmin())], held[int(means[held].argmax())]))
+        gap = means[second] - means[first]
         factor = work.client_lr * float(gap.sign())
-        row = torch.sub(gradients[high] * (factor / counts[high]), gradients[low], alpha=factor / counts[low])
+        row = torch.sub(gradients[second] * (factor / counts[second]), gradients[first], alpha=factor / counts[first])
         return ClientReport({NAME: gap.abs()}, {NAME: row})
 
     def end_client(self, work: LocalWork) -> ClientReport:
@@ -183,8 +184,8 @@ def conclusion(
     """One line about how the budgets were kept; warns of clients above theirs, and of scores that are no logits.
 
     ``surrogates`` are those of the clients that have reported, by id, on their training data in their last round;
-    ``true`` likewise the disparities themselves, NaN where undefined. ``lowest`` is the lowest
-    score that any sample had in any round.
+    ``true`` likewise the disparities themselves, NaN where undefined. ``lowest`` is the lowest score that any sample
+    had in any round.
     """
     known = {client: found for client, found in true.items() if not math.isnan(found)}
     if not known:
