@@ -8,7 +8,6 @@ import sys
 from fl_lightning.comparison.audit_command import run as audit
 from fl_lightning.comparison.command import run as compare
 from fl_lightning.core.errors import how_to_install
-from fl_lightning.federation.flower_template import run as flower_app
 from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning import names
 from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer, lightning_cli
@@ -29,7 +28,6 @@ usage: python -m fl_lightning COMMAND [options]
                         train every method with every learning rate and seed, and print one table
   audit    RECORDS --limit worst_10=0.6 --limit alone=0
                         exit with 1 if the clients of a trained model do not keep limits
-  flower-app DIR        write an app for Flower: the same project simulated and deployed
   --version             the version of this package
 
 The commands fit to compare take LightningCLI's options: `python -m fl_lightning fit --help` lists them,
@@ -59,8 +57,6 @@ def main(arguments: list[str]) -> int:
         return compare(options) if _has_cli() else 1
     if command == "audit":
         return audit(options)
-    if command == "flower-app":
-        return flower_app(options)
     problem = f"info takes no options, found {options}" if command == "info" else f"unknown command {command!r}"
     sys.stderr.write(f"{problem}\n\n{_USAGE}\n" if command else f"{_USAGE}\n")
     return 2

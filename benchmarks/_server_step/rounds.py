@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks._kernels.problems import Shape
 from benchmarks._server_step.oracles import Oracle
 from fl_lightning.algorithms import FedLF
-from fl_lightning.algorithms._shared.common_descent import fair_weights
+from fl_lightning.algorithms._shared.rows import fair_weights
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.updates import UpdateMatrix

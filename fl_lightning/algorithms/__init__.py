@@ -43,10 +43,11 @@ from fl_lightning.algorithms.mmpf import MMPF
 from fl_lightning.algorithms.moon import MOON
 from fl_lightning.algorithms.propfair import PropFair
 from fl_lightning.algorithms.qfedavg import QFedAvg
-from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, StepReport, mean_rate
+from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, StepReport
 from fl_lightning.algorithms.scaffold import SCAFFOLD
 from fl_lightning.algorithms.term import TERM
 from fl_lightning.algorithms.upgrad import UPGrad
+from fl_lightning.core.cohort import mean_rate
 from fl_lightning.core.storage.declared import at_clients, per_client, server_state
 
 __all__ = [

@@ -14,13 +14,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fl_lightning.algorithms._shared.common_descent import EQUAL_LOSSES, Directions, common_descent, fair_weights
 from fl_lightning.algorithms._shared.layer_blocks import Block, BlockSolver, joined_blocks
 from fl_lightning.algorithms._shared.row_memory import RemembersRows
 from fl_lightning.algorithms._shared.rows import (
+    EQUAL_LOSSES,
     SHORT_DIRECTION,
+    Directions,
     Rescaled,
     as_long_as_mean,
+    common_descent,
+    fair_weights,
     live_rows,
     mean_squares,
     no_step,

@@ -14,9 +14,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.common_descent import common_descent, fair_weights, loss_angle
 from fl_lightning.algorithms._shared.row_memory import RemembersRows
-from fl_lightning.algorithms._shared.rows import SHORT_DIRECTION, live_rows, no_step
+from fl_lightning.algorithms._shared.rows import (
+    SHORT_DIRECTION,
+    common_descent,
+    fair_weights,
+    live_rows,
+    loss_angle,
+    no_step,
+)
 from fl_lightning.algorithms.records import Federation, Needs, Reading, StepReport
 from fl_lightning.arguments import DEVICE, Bounds, checked
 from fl_lightning.core.cohort import Cohort

@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
-from math import fsum
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.arguments import FILLED, Bounds, checked, trusted
+from fl_lightning.arguments import Bounds, checked, trusted
+from fl_lightning.core.cohort import mean_rate
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage.declared import Extent
 from fl_lightning.core.updates import Columns
@@ -197,16 +197,6 @@ class LocalWork:
     def row(self) -> Tensor:
         """``[n]`` the client's own parameters as they are now, a copy."""
         return self.layout.flatten(self.parameters)
-
-
-@checked(rates=FILLED)
-def mean_rate(rates: Sequence[float]) -> float:
-    """The mean of learning rates; exactly the rate itself where all are the same.
-
-    Raises:
-        ValueError: there are none.
-    """
-    return rates[0] if len(set(rates)) == 1 else fsum(rates) / len(rates)
 
 
 @checked()

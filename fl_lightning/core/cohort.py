@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import fsum, isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fl_lightning.arguments import ANY, Bounds, check, checked, shown
+from fl_lightning.arguments import ANY, FILLED, Bounds, check, checked, shown
 from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.ops.dtypes import accumulation_device
 
@@ -100,6 +100,16 @@ class Cohort:
         if self.losses is None:
             raise ValueError("losses must be given: this rule weighs clients by their loss at params")
         return self.losses
+
+
+@checked(rates=FILLED)
+def mean_rate(rates: Sequence[float]) -> float:
+    """The mean of learning rates; exactly the rate itself where all are the same.
+
+    Raises:
+        ValueError: there are none.
+    """
+    return rates[0] if len(set(rates)) == 1 else fsum(rates) / len(rates)
 
 
 def _given(name: str, value: Tensor | Sequence[float]) -> Tensor:

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms.guards.base import CannotGuardError
-from fl_lightning.algorithms.records import Federation, StepReport, mean_rate
+from fl_lightning.algorithms.records import Federation, StepReport
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.update_rows import SummedRows, UpdateRows, Upload
-from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.cohort import Cohort, mean_rate
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.storage import rule_state

@@ -95,7 +95,7 @@ def node_of_tree(columns: int, total_columns: int | None) -> None:
     Where the columns begin is not known here: a node is one of some size, or whatever the last of that size has.
     """
     integer("total_columns", total_columns, optional=True)
-    if total_columns is None or columns == 0:
+    if total_columns is None or columns in (0, total_columns):
         return
     width = slice_columns(total_columns)
     while width < columns:

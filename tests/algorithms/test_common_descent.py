@@ -8,8 +8,7 @@ from algorithm_cohorts import SIZES, make_cohort, random_rows
 from qp_cases import shortest_point
 
 from fl_lightning.algorithms import FedLF, FedMDFG
-from fl_lightning.algorithms._shared.common_descent import fair_weights, loss_angle
-from fl_lightning.algorithms._shared.rows import rounding_error
+from fl_lightning.algorithms._shared.rows import fair_weights, loss_angle, rounding_error
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.ops.live_rows import row_norms
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis.extra.numpy import arrays
 
 from fl_lightning.algorithms import FedAvg, FedFV, FedLF, FedMDFG, FedMGDAPlus
-from fl_lightning.algorithms._shared.common_descent import loss_angle
+from fl_lightning.algorithms._shared.rows import loss_angle
 from fl_lightning.core.layout import ParamLayout
 
 COLUMNS = (3, 1, 4)

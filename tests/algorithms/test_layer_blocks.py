@@ -4,8 +4,8 @@
 import pytest
 import torch
 
-from fl_lightning.algorithms._shared.common_descent import Directions
 from fl_lightning.algorithms._shared.layer_blocks import BlockSolver, joined_blocks
+from fl_lightning.algorithms._shared.rows import Directions
 
 ONLINE, REMEMBERED = 2, 4
 ROWS = ONLINE + REMEMBERED

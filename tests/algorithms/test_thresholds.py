@@ -9,7 +9,7 @@ import vector_forms
 from algorithm_cohorts import make_cohort, random_rows, switched
 
 from fl_lightning.algorithms import FCFL, FedFV, FedLF, FedMDFG
-from fl_lightning.algorithms._shared.common_descent import fair_weights
+from fl_lightning.algorithms._shared.rows import fair_weights
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.updates import UpdateMatrix
 

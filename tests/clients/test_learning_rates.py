@@ -10,8 +10,9 @@ from support import fit, fresh, on_path, weights
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.algorithms.records import LocalWork, mean_rate
+from fl_lightning.algorithms.records import LocalWork
 from fl_lightning.algorithms.scaffold import accumulated_rates, accumulated_steps
+from fl_lightning.core.cohort import mean_rate
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage import rule_state
 

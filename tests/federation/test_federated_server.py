@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server without a transport, and clients that it only knows by their messages, give the bits of ``trainer.fit``."""
 
+import importlib
 import re
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -260,3 +262,14 @@ def test_one_strategy_serves_a_trainer_a_server_and_clients(tmp_path, monkeypatc
         assert files == {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
     server.finish()
     assert torch.equal(weights(server.module), expected)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "library", "extra"), [("flower", "flwr", "flower"), ("nvflare", "nvflare.client", "nvflare")]
+)
+def test_a_missing_library_is_named(monkeypatch, adapter, library, extra):
+    monkeypatch.setitem(sys.modules, library, None)
+    for name in [name for name in sys.modules if name.startswith(f"fl_lightning.federation.{adapter}")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ImportError, match=rf"needs \w+: pip install '\.\[{adapter}\]' in a checkout"):
+        importlib.import_module(f"fl_lightning.federation.{adapter}")

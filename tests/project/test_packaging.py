@@ -24,7 +24,6 @@ CODE = re.compile("^```.*?^```|`[^`\n]*`", flags=re.DOTALL | re.MULTILINE)
 SOURCES = sorted(
     path for folder in ("fl_lightning", "tests", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.py")
 )
-SOURCES_OF_THE_APP = ROOT / "fl_lightning" / "federation" / "flower_app"
 
 
 @pytest.fixture
@@ -44,8 +43,7 @@ def test_the_wheel_holds_every_module_the_marker_and_nothing_else(shipped, wheel
     package = {path.relative_to(ROOT).as_posix() for path in SOURCES if path.is_relative_to(ROOT / "fl_lightning")}
     modules = {name for name in shipped.namelist() if ".dist-info/" not in name}
     page = {f"fl_lightning/report/page.{kind}" for kind in ("css", "html", "js")}
-    app = {f"fl_lightning/federation/flower_app/{path.name}" for path in SOURCES_OF_THE_APP.iterdir()}
-    assert modules == package | page | app | {"fl_lightning/py.typed", "fl_lightning/_built.txt"}
+    assert modules == package | page | {"fl_lightning/py.typed", "fl_lightning/_built.txt"}
     assert shipped.read("fl_lightning/_built.txt") == b"pure torch: FL_LIGHTNING_NO_EXT=1\n"
 
 

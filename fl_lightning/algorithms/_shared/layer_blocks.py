@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.common_descent import Directions
+from fl_lightning.algorithms._shared.rows import Directions
 
 Descend = Callable[[Tensor, bool, int], Directions]
 """From Gram matrices ``[B, m + h, m + h]``, with a fair row or not, and so many remembered rows, newest first."""

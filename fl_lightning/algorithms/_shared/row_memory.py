@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What FedFV, FedMDFG and FedLF share: the last rows of clients, which count while these are absent."""
+"""The rows of a round, and the last rows of clients, which count while these are absent."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from math import isqrt
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.rows import JointRows
+from fl_lightning.algorithms._shared.rows import lengths, mean_squares, products, require_finite
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Federation, Reads
 from fl_lightning.arguments import check_unused
@@ -18,6 +21,62 @@ from fl_lightning.core.storage.row_history import RowHistory
 
 HISTORY_LIMIT = 8 * 2**30
 """Bytes of rows and products that a rule takes without being told how many rows to remember."""
+
+
+class Seen(NamedTuple):
+    """What is known of a direction, on the CPU."""
+
+    coeff: Tensor  # [L, k]
+    slopes: Tensor  # [L, k] products with the rows
+    squares: Tensor  # [L] squared lengths of the mean of the online rows
+    solved: Tensor  # [L] whether it holds in a layer; numbers, if they come from a device
+    fair: Tensor  # [L] whether a fair row took part, likewise
+    step: Tensor | None = None  # [n] the direction as long as the mean row, if a device works on it already
+
+
+class JointRows:
+    """The rows of a round's ``m`` clients, followed by those of ``h`` clients that are remembered and absent."""
+
+    def __init__(
+        self, cohort: Cohort, method: str, history: RowHistory | None = None, absent: Sequence[int] = ()
+    ) -> None:
+        self.cohort, self.method, self.absent = cohort, method, absent
+        self._history = RowHistory() if history is None else history
+        self.gram = self._history.joint_gram(cohort.updates, absent, cohort.client_ids)
+
+    def on_cpu(self, gram: Tensor) -> Tensor:
+        """Gram matrices ``[..., m + h, m + h]`` on the CPU: those of the layers, or their sum."""
+        gram = gram.cpu()
+        finite = gram.diagonal(dim1=-2, dim2=-1).isfinite().reshape(-1, gram.shape[-1]).all(0)
+        require_finite(finite[: len(self.cohort)], self.cohort, self.method)
+        return gram
+
+    def combine(self, coeff: Tensor) -> Tensor:
+        """The combination ``[n]`` with coefficients ``[L, m + h]``, or ``[m + h]`` for all layers alike."""
+        if coeff.dim() == 1 and self.absent:
+            coeff = coeff.expand(len(self.gram), -1)
+        return self._history.combine(self.cohort.updates, coeff, self.absent)
+
+    def look(self, coeff: Tensor, solved: Tensor, fair: Tensor) -> Seen:
+        """Brings a direction, found beside the Gram matrices, to the CPU with what there is to know about it.
+
+        A device is asked once, for a few numbers of each layer. Before the CPU waits for them, it queues the step that
+        follows if the direction holds in every layer.
+        """
+        gram = self.gram
+        slopes, squares = products(gram, coeff), mean_squares(gram, len(self.cohort))
+        if not gram.is_cpu:
+            # Of one dtype, for which a device has one launch.
+            flags = torch.stack((solved, fair), 1).to(coeff.dtype)
+            there = torch.cat((coeff, slopes, squares[:, None], flags), 1).to("cpu", non_blocking=True)
+            arrived = torch.accelerator.current_stream(gram.device).record_event()
+            size, target = lengths(coeff, slopes, squares)
+            step = self.combine(coeff * (target / size))
+            arrived.synchronize()
+            coeff, slopes, each = torch.split(there, [coeff.shape[1], coeff.shape[1], 3], 1)
+            squares, solved, fair = each.T.contiguous()
+            return Seen(coeff, slopes, squares, solved, fair, step)
+        return Seen(coeff, slopes, squares, solved, fair)
 
 
 class RemembersRows(ServerRule):

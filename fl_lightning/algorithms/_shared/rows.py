@@ -7,21 +7,22 @@ the Gram matrix ``K = V V^T``: ``V d = K c`` and ``||d||^2 = c^T K c``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fl_lightning import ops
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import StepReport
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.storage.row_history import RowHistory
 from fl_lightning.ops.live_rows import live_rows as live_rows_beside
 
 ZERO_ROW = 1e-8  # a row this much shorter than the median online one counts as zero
 ZERO_DIRECTION = 1e-4  # a direction this much shorter than the rows counts as zero
 SHORT_DIRECTION = 1e-2  # one this much shorter than the mean row is flagged: it leaves out nearly all that rows share
+EQUAL_LOSSES = 1e-6  # radians between losses and (1, ..., 1) below which no client is behind
 
 
 def live_rows(norms: Tensor, online: int) -> Tensor:
@@ -86,57 +87,51 @@ def no_step(rule: ServerRule, cohort: Cohort, **scalars: float) -> Tensor:
     return torch.zeros_like(cohort.params)
 
 
-class Seen(NamedTuple):
-    """What is known of a direction, on the CPU."""
-
-    coeff: Tensor  # [L, k]
-    slopes: Tensor  # [L, k] products with the rows
-    squares: Tensor  # [L] squared lengths of the mean of the online rows
-    solved: Tensor  # [L] whether it holds in a layer; numbers, if they come from a device
-    fair: Tensor  # [L] whether a fair row took part, likewise
-    step: Tensor | None = None  # [n] the direction as long as the mean row, if a device works on it already
+# ---- the fair-driven weights and the common descent direction of FedMDFG and FedLF
 
 
-class JointRows:
-    """The rows of a round's ``m`` clients, followed by those of ``h`` clients that are remembered and absent."""
+def loss_angle(losses: Tensor) -> float:
+    """Angle in radians between a loss vector and ``(1, ..., 1)``; 0 where all losses are 0."""
+    mean = losses.mean()
+    # tan(angle) = deviation / mean keeps its digits where arccos of a cosine near 1 loses them.
+    return math.atan2(float((losses - mean).norm()), float(mean) * math.sqrt(len(losses)))
 
-    def __init__(
-        self, cohort: Cohort, method: str, history: RowHistory | None = None, absent: Sequence[int] = ()
-    ) -> None:
-        self.cohort, self.method, self.absent = cohort, method, absent
-        self._history = RowHistory() if history is None else history
-        self.gram = self._history.joint_gram(cohort.updates, absent, cohort.client_ids)
 
-    def on_cpu(self, gram: Tensor) -> Tensor:
-        """Gram matrices ``[..., m + h, m + h]`` on the CPU: those of the layers, or their sum."""
-        gram = gram.cpu()
-        finite = gram.diagonal(dim1=-2, dim2=-1).isfinite().reshape(-1, gram.shape[-1]).all(0)
-        require_finite(finite[: len(self.cohort)], self.cohort, self.method)
-        return gram
+def fair_weights(losses: Tensor, cosine: bool = False, equal: float = EQUAL_LOSSES) -> Tensor | None:
+    """Weights ``[m]`` of the fair-driven objective: positive for clients whose loss must fall faster.
 
-    def combine(self, coeff: Tensor) -> Tensor:
-        """The combination ``[n]`` with coefficients ``[L, m + h]``, or ``[m + h]`` for all layers alike."""
-        if coeff.dim() == 1 and self.absent:
-            coeff = coeff.expand(len(self.gram), -1)
-        return self._history.combine(self.cohort.updates, coeff, self.absent)
+    They are of unit length (``h``: FedMDFG, Algorithm 1, line 14). With ``cosine`` they are the gradient of
+    ``-cos(1, F)`` (FedLF, equation 5), which is ``sin(angle(F, 1)) / ||F||`` long. ``None`` where the direction is
+    undefined: one client, losses all 0, or equal up to an angle ``equal`` in radians between them and ``(1, ..., 1)``.
+    """
+    m, total, squares = len(losses), float(losses.sum()), float(losses.square().sum())
+    deviation = float((losses - total / m).norm())
+    if not deviation > math.tan(equal) / math.sqrt(m) * abs(total):
+        return None
+    h = total / squares * losses - 1
+    weights: Tensor = h / h.norm() * (deviation / squares if cosine else 1.0)
+    return weights
 
-    def look(self, coeff: Tensor, solved: Tensor, fair: Tensor) -> Seen:
-        """Brings a direction, found beside the Gram matrices, to the CPU with what there is to know about it.
 
-        A device is asked once, for a few numbers of each layer. Before the CPU waits for them, it queues the step that
-        follows if the direction holds in every layer.
-        """
-        gram = self.gram
-        slopes, squares = products(gram, coeff), mean_squares(gram, len(self.cohort))
-        if not gram.is_cpu:
-            # Of one dtype, for which a device has one launch.
-            flags = torch.stack((solved, fair), 1).to(coeff.dtype)
-            there = torch.cat((coeff, slopes, squares[:, None], flags), 1).to("cpu", non_blocking=True)
-            arrived = torch.accelerator.current_stream(gram.device).record_event()
-            size, target = lengths(coeff, slopes, squares)
-            step = self.combine(coeff * (target / size))
-            arrived.synchronize()
-            coeff, slopes, each = torch.split(there, [coeff.shape[1], coeff.shape[1], 3], 1)
-            squares, solved, fair = each.T.contiguous()
-            return Seen(coeff, slopes, squares, solved, fair, step)
-        return Seen(coeff, slopes, squares, solved, fair)
+class Directions(NamedTuple):
+    """Directions of ``B`` layers or blocks of layers."""
+
+    coeff: Tensor  # [B, m + h]
+    solved: Tensor  # [B] whether they are not zero, and fall for every online row
+    fair: Tensor  # [B] whether the hull had the fair row
+
+
+def common_descent(
+    gram: Tensor, cohort: Cohort, weights: Tensor | None = None, scale: Tensor | None = None
+) -> Directions:
+    """Shortest vectors in the convex hulls of rows and a fair row (MGDA), see :func:`fl_lightning.ops.common_descent`.
+
+    From ``gram [B, m + h, m + h]``, weights ``[m]`` of the fair row (``None``, or zeros, leave it out) and factors
+    ``scale [B, m + h]`` of the rows, of which 0 leaves one out; ``None``: rows of equal length.
+    """
+    rounding = rounding_error(cohort)
+    return Directions(
+        *ops.common_descent(
+            gram, len(cohort), scale, weights, zero_row=ZERO_ROW, zero_direction=ZERO_DIRECTION, rounding=rounding
+        )
+    )

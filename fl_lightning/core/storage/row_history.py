@@ -266,11 +266,11 @@ class RowHistory:
         return torch.tensor([e.slot for e in entries]), torch.tensor([e.scale for e in entries], dtype=torch.float64)
 
     def _check(self, updates: UpdateMatrix) -> None:
-        rows, held, layers = updates.rows, self._rows, len(self._products.gram)
-        if rows.shape[1] != held.shape[1] or rows.dtype != held.dtype or updates.layout.num_layers != layers:
+        rows, held, layers, found = updates.rows, self._rows, len(self._products.gram), len(updates.gram())
+        if rows.shape[1] != held.shape[1] or rows.dtype != held.dtype or found != layers:
             raise ValueError(
                 f"updates must match the remembered rows, {layers} layers, {held.shape[1]} columns, "
-                f"{held.dtype}; found {updates.layout.num_layers}, {rows.shape[1]}, {rows.dtype}"
+                f"{held.dtype}; found {found}, {rows.shape[1]}, {rows.dtype}"
             )
         if self.device is None and held.device != rows.device:  # a restored history may come from another device
             self._rows = empty_rows(len(held), held, rows.device).copy_(held)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The app that ``python -m fl_lightning flower-app`` writes: simulated and behind messages, with the same weights."""
+"""The example with an app for Flower: simulated and behind messages, with the same weights."""
 
 import importlib
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,15 +14,14 @@ import tomli
 from flwr.app import Context, RecordDict
 from in_process import InProcess
 
-from fl_lightning.federation.flower_template import write_app
-
+EXAMPLE = Path(__file__).parents[3] / "examples" / "flower_app"
 PARTS = ("task", "simulate", "server_app", "client_app")
 
 
 @pytest.fixture
 def app(tmp_path, monkeypatch):
     """The app's modules."""
-    write_app(tmp_path / "my-app")
+    shutil.copytree(EXAMPLE, tmp_path / "my-app", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.syspath_prepend(str(tmp_path / "my-app"))
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in PARTS:
@@ -33,7 +34,6 @@ def app(tmp_path, monkeypatch):
 def test_the_app_gives_the_weights_of_its_simulation(tmp_path, app, capsys):
     project = tomli.loads((tmp_path / "my-app" / "pyproject.toml").read_text())
     settings = project["tool"]["flwr"]["app"]
-    assert project["project"]["name"] == "my-app"
     assert settings["components"] == {"serverapp": "server_app:app", "clientapp": "client_app:app"}
     sites = app["task"].SITES
     grid = InProcess(
@@ -43,8 +43,8 @@ def test_the_app_gives_the_weights_of_its_simulation(tmp_path, app, capsys):
     app["server_app"].app(grid, context)
     said = capsys.readouterr().out
     assert f"digest of the weights: {app['task'].digest(app['simulate'].main(3))}" in said
-    assert (tmp_path / "my-app-run" / "last.ckpt").exists()
-    assert list((tmp_path / "my-app-run" / "logs").rglob("metrics.csv"))
+    assert (tmp_path / "four-sites-run" / "last.ckpt").exists()
+    assert list((tmp_path / "four-sites-run" / "logs").rglob("metrics.csv"))
 
 
 def test_flower_builds_the_app(tmp_path, app):

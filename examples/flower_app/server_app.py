@@ -1,14 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
 """The server: it has no data. Flower runs main where the SuperLink is."""
+
+from __future__ import annotations
 
 from pathlib import Path
 
-import fl_lightning as fl
-from fl_lightning.federation.flower import FairStrategy
+import task
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from lightning.pytorch.loggers import CSVLogger
 
-import task
+import fl_lightning as fl
+from fl_lightning.federation.flower import FairStrategy
 
 app = ServerApp()
 

@@ -1,14 +1,18 @@
-"""What is trained, on which data, and how: simulate.py and the Flower app use it as it is. Put your own in its place."""
+# SPDX-License-Identifier: Apache-2.0
+"""What is trained, on which data, and how, for the simulation and the Flower app. Put your own in its place."""
+
+from __future__ import annotations
 
 import functools
 import hashlib
 
-import fl_lightning as fl
 import lightning as L
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
+
+import fl_lightning as fl
 
 SITES = 4
 # Of the simulation, the server and the clients alike.
@@ -18,22 +22,22 @@ STRATEGY = fl.FederatedStrategy(fl.algorithms.FedLF(), clients_per_round=3, loca
 class Model(L.LightningModule):
     """An ordinary LightningModule."""
 
-    def __init__(self, lr: float = 0.1):
+    def __init__(self, lr: float = 0.1) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
 
-    def training_step(self, batch, batch_idx):
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         inputs, labels = batch
         return F.cross_entropy(self.net(inputs), labels)
 
-    def validation_step(self, batch, batch_idx):
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
         inputs, labels = batch
         logits = self.net(inputs)
         self.log("val_loss", F.cross_entropy(logits, labels))
         self.log("val_acc", (logits.argmax(1) == labels).float().mean())
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
 
 
@@ -51,24 +55,24 @@ def dataset(site: int, stage: str) -> TensorDataset:
 class SiteData(L.LightningDataModule):
     """An ordinary LightningDataModule with the data of one site, which exist on the machine of that site alone."""
 
-    def __init__(self, site: int):
+    def __init__(self, site: int) -> None:
         super().__init__()
         self.site = site
 
-    def train_dataloader(self):
+    def train_dataloader(self) -> DataLoader:
         return DataLoader(dataset(self.site, "train"), batch_size=32, shuffle=True)
 
-    def val_dataloader(self):
+    def val_dataloader(self) -> DataLoader:
         return DataLoader(dataset(self.site, "val"), batch_size=64)
 
 
 class AllSites(L.LightningDataModule):
     """The sites' data one after the other, for a simulation."""
 
-    def train_dataloader(self):
+    def train_dataloader(self) -> DataLoader:
         return DataLoader(ConcatDataset([dataset(site, "train") for site in range(SITES)]), batch_size=32, shuffle=True)
 
-    def val_dataloader(self):
+    def val_dataloader(self) -> DataLoader:
         return DataLoader(ConcatDataset([dataset(site, "val") for site in range(SITES)]), batch_size=64)
 
 

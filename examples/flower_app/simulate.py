@@ -1,9 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tries the federation out in one process: python simulate.py --rounds 10."""
+
+from __future__ import annotations
 
 import argparse
 
 import lightning as L
-
 import task
 
 
