@@ -86,7 +86,7 @@ _ADULT = ("doctorates", "others", "disparity 1", "disparity 2")
 _LAYERS = tuple(f"per_round_layer{number}" for number in range(1, 6))
 _ATTACKS = ("false losses", "label flip", "ALIE", "inner products", "model replacement")
 PLACES = (
-    Place("evidence.md", "fedfv-table2", ("as recorded",), ("mean", "std", "worst_5", "best_5")),
+    Place("evidence.md", "fedfv-table2", ("as recorded",), ("mean", "std", "worst_5")),
     Place("evidence.md", "fedfv-table3", ("as recorded",), ("mean", "std", "min")),
     Place("evidence.md", "fcfl-adult", ("code",), _ADULT, published=True),
     Place("evidence.md", "fedheal", ("MNIST and USPS", "Office-Caltech"), ("mean", "sample_std", "min")),
