@@ -15,7 +15,7 @@ from torch import nn
 from fl_lightning.algorithms.attacks import Attack
 from fl_lightning.core.modules import BatchNorm
 from fl_lightning.core.seeding import derive_seed
-from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.data.client_loaders import ClientLoaders, limited
 from fl_lightning.lightning.round_clock import MeanVisit
 
 
@@ -38,13 +38,6 @@ class LocalOptions:
     def attack_of(self, client: int) -> Attack | None:
         """What this client does instead of what it should; ``None`` if it is honest."""
         return self.attack if self.attack is not None and client in self.attack.clients else None
-
-
-def limited(limit: int | float, available: int) -> int:
-    """How many of a client's ``available`` batches a limit leaves: a count, or a fraction that leaves at least one."""
-    if isinstance(limit, int):
-        return min(limit, available)
-    return min(max(1, int(limit * available)), available)
 
 
 class ClientBatches:

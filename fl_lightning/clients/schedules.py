@@ -86,10 +86,10 @@ class Schedules:
             for _ in range(number):
                 config.scheduler.step()  # type: ignore[call-arg]  # those that take a metric are refused
         if self._clock.ends_epochs:  # so did the visit, before what it set last
-            self._clock.end_epoch()
+            self._clock.step_schedulers("epoch")
         self._options.put(hand_set)
         if not self._clock.ends_epochs:
-            self._clock.end_epoch()
+            self._clock.step_schedulers("epoch")
         self._options.begin()
         self.local_steps += sum(counted.steps for counted in counts)
         return self.local_steps

@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from fl_lightning.arguments import ANY, FILLED, check, checked
+from fl_lightning.data.client_indices import parts_of
 from fl_lightning.data.labels import Samples, attribute_of
-from fl_lightning.data.owners import check_clients, parts_of
-from fl_lightning.data.partitions import Partition
+from fl_lightning.data.partitions import Partition, check_clients
 
 
 @checked(keys=ANY)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from fl_lightning.core.records import NAME
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.tensors import digest
 from fl_lightning.data.labels import integer_vector
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class ClientIndices:
@@ -150,3 +153,9 @@ def _check_names(names: tuple[str, ...] | None, clients: int) -> None:
     odd = [name for name in names if not NAME.admits(name)]
     if odd:
         raise ValueError(f"names of clients, and keys that become names, must have {NAME.wanted}, found {odd[0]!r}")
+
+
+def parts_of(owner: Ints, num_clients: int) -> list[Tensor]:
+    """The samples of each client, from the client of each sample ``[n]``."""
+    flat = torch.from_numpy(np.argsort(owner, kind="stable"))
+    return list(torch.split(flat, np.bincount(owner, minlength=num_clients).tolist()))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -227,6 +227,25 @@ class ClientLoaders:
                 ) from end
             yield batch, len(chosen)
         next(batches, None)  # ends its workers
+
+
+class VisitLoader(ClientLoaders):
+    """The same loaders, as long as a client's visit: by their length modules count the steps of their schedules."""
+
+    def __init__(self, loaders: ClientLoaders, batches: Callable[[ClientLoaders], int]) -> None:
+        vars(self).update(vars(loaders))
+        self.loaders, self._count = loaders, batches
+
+    def __len__(self) -> int:
+        """Batches of a visit over all local epochs: ``trainer.num_training_batches``, but for the trainer's limits."""
+        return self._count(self.loaders)
+
+
+def limited(limit: int | float, available: int) -> int:
+    """How many of a client's ``available`` batches a limit leaves: a count, or a fraction that leaves at least one."""
+    if isinstance(limit, int):
+        return min(limit, available)
+    return min(max(1, int(limit * available)), available)
 
 
 def _refuse(loaders: ClientLoaders) -> Any:

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from fl_lightning.arguments import ANY, FILLED, Bounds, check, check_unused, checked
 from fl_lightning.core.records import numbered
-from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.data.client_loaders import ClientLoaders, VisitLoader
 from fl_lightning.data.division import Division
 from fl_lightning.data.matched_split import label_counts
 from fl_lightning.data.partitions import Partition
 from fl_lightning.data.sources import STAGES, AnyDataset, StageLoaders, check_dataset, hide
-from fl_lightning.data.visit_loader import VisitLoader
 from fl_lightning.lightning.epoch_loop import running_host
 from fl_lightning.lightning.inspection import TRANSFER_HOOKS, is_overridden, log_hyperparameters_like
 from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer

@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from fl_lightning.arguments import Bounds, checked
-from fl_lightning.data.owners import Ints, by_class, check_clients, generator, parts_of
-from fl_lightning.data.partitions import Partition
+from fl_lightning.data.client_indices import Ints, parts_of
+from fl_lightning.data.partitions import Partition, by_class, check_clients, generator
 
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fl_lightning.arguments import checked
 from fl_lightning.core.seeding import derive_seed
+from fl_lightning.data.client_indices import Ints, parts_of
 from fl_lightning.data.labels import integer_vector
-from fl_lightning.data.owners import Ints, parts_of
 
 
 @checked()

@@ -12,9 +12,10 @@ import numpy as np
 from torch import Tensor
 
 from fl_lightning.arguments import FILLED, Bounds, checked, shown
-from fl_lightning.data.labels import Samples
+from fl_lightning.core.seeding import derive_seed
+from fl_lightning.data.client_indices import Ints, parts_of
+from fl_lightning.data.labels import Samples, integer_vector
 from fl_lightning.data.matched_split import matched_split
-from fl_lightning.data.owners import Ints, by_class, check_clients, generator, parts_of
 
 
 class Partition(ABC):
@@ -185,6 +186,27 @@ class Unbalanced(Partition):
             )
         having = [[client for client, group in enumerate(self.groups) if value in group] for value in classes]
         return _dealt(members, having, len(self.groups), generator(seed, "unbalanced"))
+
+
+def generator(seed: int, name: str) -> np.random.Generator:
+    """Random numbers of one kind of partition."""
+    return np.random.default_rng(derive_seed(seed, name))
+
+
+def check_clients(num_clients: int, num_samples: int) -> None:
+    """Refuses more clients than samples."""
+    if not 1 <= num_clients <= num_samples:
+        raise ValueError(f"num_clients must lie between 1 and the {num_samples} samples, found {num_clients}")
+
+
+def by_class(labels: Tensor | Sequence[int]) -> tuple[list[Ints], list[int]]:
+    """Ascending sample indices of each class, and the classes in ascending order."""
+    vector = integer_vector("labels", labels)
+    if vector.numel() == 0:
+        raise ValueError("labels must not be empty, found shape [0]")
+    classes, counts = np.unique(vector.cpu().numpy(), return_counts=True)
+    order = np.argsort(vector.cpu().numpy(), kind="stable")
+    return np.split(order, np.cumsum(counts)[:-1]), [int(value) for value in classes]
 
 
 def deal(num_samples: int, num_clients: int, seed: int) -> list[Tensor]:

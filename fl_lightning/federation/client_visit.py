@@ -19,8 +19,7 @@ from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.modules import state_on_cpu
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.storage import rule_state
-from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.data.visit_loader import VisitLoader
+from fl_lightning.data.client_loaders import ClientLoaders, VisitLoader
 from fl_lightning.federation.messages import ClientMessage, ServerMessage, answer_of, federation_mean_visit
 from fl_lightning.federation.module_changes import ModuleAtClient
 from fl_lightning.fit.checks import check_trainer, check_visit_schedulers, refuse_steps_by_hand

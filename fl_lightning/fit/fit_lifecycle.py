@@ -14,9 +14,8 @@ from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.clients.step_calls import ClientHooks
 from fl_lightning.core.layout import names_in
 from fl_lightning.core.records import RoundRecord
-from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.data.client_loaders import ClientLoaders, VisitLoader
 from fl_lightning.data.cohort_samplers import cohort_size
-from fl_lightning.data.visit_loader import VisitLoader
 from fl_lightning.fit import on_ranks
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.fit import FederatedFit

@@ -26,7 +26,7 @@ from fl_lightning.core.storage import rule_state
 from fl_lightning.core.taken_names import refuse_taken_names
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
 from fl_lightning.fit.checks import Method, paired_client_rule
-from fl_lightning.fit.data_of_trainer import PartitionLike
+from fl_lightning.fit.loaders import PartitionLike
 from fl_lightning.lightning.fit_description import plain
 from fl_lightning.lightning.names import rank_zero_warn
 from fl_lightning.metrics.functional import Mode

@@ -11,8 +11,8 @@ from typing import Any, TypeVar, cast
 
 from fl_lightning.core.records import EvaluationRecord, RoundRecord
 from fl_lightning.data.datamodule import FederatedDataModule
-from fl_lightning.fit.data_of_trainer import AttachedData
 from fl_lightning.fit.fit_lifecycle import FitLifecycle
+from fl_lightning.fit.loaders import AttachedData
 from fl_lightning.fit.state_callback import FederatedState
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.single_device import OneDevice

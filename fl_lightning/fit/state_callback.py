@@ -18,7 +18,7 @@ from fl_lightning.fit.options import FitOptions
 from fl_lightning.lightning.checkpoint_io import STATE_KEY
 from fl_lightning.lightning.inspection import is_overridden, users_callback
 from fl_lightning.lightning.names import LightningModule, Trainer
-from fl_lightning.lightning.round_progress import RoundProgress
+from fl_lightning.lightning.round_clock import RoundProgress
 
 VERSION = 1
 _HOOK = "on_train_epoch_start"

@@ -20,10 +20,9 @@ from fl_lightning.clients.client_optimizers import load_scheduled_states, schedu
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
 from fl_lightning.fit.checks import check_trainer
-from fl_lightning.fit.data_of_trainer import AttachedData, PartitionLike
 from fl_lightning.fit.evaluation.evaluator import EvaluationReport
 from fl_lightning.fit.fit_lifecycle import FitLifecycle
-from fl_lightning.fit.loaders import PredictionLoader
+from fl_lightning.fit.loaders import AttachedData, PartitionLike, PredictionLoader
 from fl_lightning.fit.on_ranks import check_same_data
 from fl_lightning.fit.options import COHORT, FitOptions
 from fl_lightning.fit.readable import ReadableStrategy, remembered

@@ -13,8 +13,7 @@ from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.fast_log import FastLog
 from fl_lightning.lightning.loop_parts import GroupedOptimization, StepValues, count_visits, install_results
 from fl_lightning.lightning.names import Trainer, TrainerFn, check_contract, lightning_module
-from fl_lightning.lightning.round_clock import RoundClock
-from fl_lightning.lightning.round_progress import RoundProgress
+from fl_lightning.lightning.round_clock import RoundClock, RoundProgress
 
 if TYPE_CHECKING:
     from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -142,7 +141,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
             self.progress.begin_at(index)
             self.clock.begin_round(steps, steps)
             self.clock.close_round(steps)
-            self.clock.end_epoch()
+            self.clock.step_schedulers("epoch")
         self.progress.begin_at(count)
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:

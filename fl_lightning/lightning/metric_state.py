@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -215,9 +216,10 @@ def in_forward(metric: Metric) -> bool:
     return not metric._should_unsync
 
 
-def lacking() -> list[str]:
+@cache
+def lacking(contract: tuple[str, ...]) -> list[str]:
     """What this torchmetrics lacks of the private names in use."""
-    missing = [f"Metric.{name}" for name in CONTRACT if not hasattr(_Empty(), name)]
+    missing = [f"Metric.{name}" for name in contract if not hasattr(_Empty(), name)]
     return missing + ["utilities.prints.warnings"] * (not hasattr(prints, "warnings"))
 
 

@@ -17,6 +17,7 @@ from importlib import import_module, metadata
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from fl_lightning.lightning.metric_state import CONTRACT as METRICS
 from fl_lightning.lightning.metric_state import lacking
 
 _TREES = ("lightning.pytorch", "pytorch_lightning")
@@ -115,7 +116,7 @@ CONTRACT: dict[str, tuple[str, ...]] = {
 
 def check_contract(trainer: Trainer) -> None:
     """Checks that this Lightning still has the private attributes in use, and names those that it lacks."""
-    if found := lacking():
+    if found := lacking(METRICS):
         version = metadata.version("torchmetrics")
         raise RuntimeError(f"torchmetrics {version} is not supported: it lacks {found}; use torchmetrics 1.4 to 1.9")
     for path, names in CONTRACT.items():
