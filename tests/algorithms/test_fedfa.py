@@ -34,6 +34,9 @@ def test_nobody_is_right_or_one_alone():
     assert weigh([0.0, 0.0, 0.0], rule=rule).tolist() == pytest.approx([1 / 3] * 3)
     assert rule.report.flagged
     assert weigh([1.0, 0.0], beta=0.0).tolist() == pytest.approx([0.0, 1.0])
+    rule.aggregate(make_cohort(torch.zeros(2, random_rows(1, 1).shape[1]), extras={"accuracy": torch.ones(2)}))
+    assert rule.report.flagged  # nobody has moved
+    assert rule.report.weights.tolist() == [0.5, 0.5]
     for accuracy in (0.0, 0.7, 1.0):
         assert weigh([accuracy]).tolist() == [1.0]
 

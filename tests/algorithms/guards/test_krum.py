@@ -71,5 +71,7 @@ def test_too_few_clients():
         guards.CannotGuardError, match=r"6 usable reports, fewer than the 7 that MultiKrum\(dishonest=1, keep=7\) needs"
     ):
         guards.MultiKrum(1, keep=7).judge(cohort)
-    with pytest.raises(ValueError, match=r"dishonest of MultiKrum must be a count or a share below .5, found 0.6"):
-        guards.MultiKrum(0.6)
+    for guard in (guards.Krum, guards.MultiKrum, guards.Bulyan, guards.TrimmedMean):
+        words = f"dishonest of {guard.__name__} must be a count or a share below .5, found 0.6"
+        with pytest.raises(ValueError, match=words):
+            guard(0.6)

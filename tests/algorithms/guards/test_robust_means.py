@@ -100,7 +100,10 @@ def test_three_steps_of_weiszfeld():
     for _ in range(3):
         beta = alpha / (rows - v).norm(dim=1).clamp_min(0.1)
         v = (beta[:, None] * rows).sum(0) / beta.sum()
-    torch.testing.assert_close(step(guards.GeometricMedian("uniform", smoothing=0.1, iterations=3), cohort), v)
+    guard = guards.GeometricMedian("uniform", smoothing=0.1, iterations=3)
+    torch.testing.assert_close(step(guard, cohort), v)
+    least = float(beta.min() / beta.sum() / alpha[0])  # of the last step, over the weight in the mean
+    assert guard.judge(cohort).scalars["smallest_weight"] == pytest.approx(least)
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
