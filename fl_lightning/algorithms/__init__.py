@@ -48,7 +48,9 @@ from fl_lightning.algorithms.scaffold import SCAFFOLD
 from fl_lightning.algorithms.term import TERM
 from fl_lightning.algorithms.upgrad import UPGrad
 from fl_lightning.core.cohort import mean_rate
-from fl_lightning.core.storage.declared import at_clients, per_client, server_state
+from fl_lightning.core.storage.at_clients import at_clients
+from fl_lightning.core.storage.declared import server_state
+from fl_lightning.core.storage.per_client import per_client
 
 __all__ = [
     "AFL",

@@ -14,7 +14,8 @@ from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Federation, Needs, StepReport
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.storage.declared import per_client, server_state
+from fl_lightning.core.storage.declared import server_state
+from fl_lightning.core.storage.per_client import per_client
 from fl_lightning.ops.solvers.simplex import project_simplex
 
 NO_MASS = 1e-12  # less than this of lambda is what projections leave by rounding

@@ -19,8 +19,8 @@ from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
 from fl_lightning.core.seeding import derive_seed, isolated
-from fl_lightning.core.storage.declared import at_clients
-from fl_lightning.core.storage.per_client import plain
+from fl_lightning.core.storage.at_clients import at_clients
+from fl_lightning.core.storage.declared import plain
 
 
 class Ditto(FedAvg):

@@ -21,7 +21,7 @@ from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
 from fl_lightning.core.seeding import derive_seed, isolated
-from fl_lightning.core.storage.declared import per_client
+from fl_lightning.core.storage.per_client import per_client
 
 LOWEST = "lowest_loss"
 

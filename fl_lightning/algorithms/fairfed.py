@@ -20,7 +20,7 @@ from fl_lightning.algorithms.records import ClientReport, LocalWork, Needs, Step
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.model_snapshot import standing_in
-from fl_lightning.core.storage.declared import per_client
+from fl_lightning.core.storage.per_client import per_client
 
 HITS = "right_predictions"  # [2]: predicted right, and samples
 

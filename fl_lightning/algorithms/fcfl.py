@@ -27,7 +27,8 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import Federation, Needs, Reading, StepReport
 from fl_lightning.arguments import Bounds, check_unused, checked
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.storage.declared import per_client, server_state
+from fl_lightning.core.storage.declared import server_state
+from fl_lightning.core.storage.per_client import per_client
 from fl_lightning.ops.solvers import linear_program, min_norm
 
 

@@ -18,7 +18,7 @@ from torch.nn.functional import softplus
 from fl_lightning.algorithms._shared.previous_models import PreviousModels
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import LocalWork
-from fl_lightning.arguments import DEVICE, FILLED, Bounds, check_unused, checked
+from fl_lightning.arguments import FILLED, Bounds, check_unused, checked
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Snapshot, standing_in
 from fl_lightning.core.modules import submodules
@@ -34,29 +34,27 @@ class FedCKA(FedAvg):
         layers: names of the submodules to compare; ``None``: the first ``num_layers`` that own a matrix or a kernel.
         num_layers: how many, where ``layers`` does not name them.
         weighting: how the server weighs clients, see :class:`FedAvg`.
-        model_device: where the clients' last models live, for instance ``"cpu"``; ``None``: on the federation's device.
-        max_models: most clients whose last model is kept; those that trained longest ago leave first. ``None``: all.
+        directory: where the clients' last models lie, a directory for this fit alone; ``None``: in memory and in the
+            checkpoint.
 
     Raises:
-        ValueError: ``mu`` is negative, ``layers`` is empty, or ``num_layers`` or ``max_models`` is not positive.
+        ValueError: ``mu`` is negative, ``layers`` is empty, or ``num_layers`` is not positive.
     """
 
-    @checked(mu=Bounds(0), layers=FILLED, num_layers=Bounds(1), model_device=DEVICE, max_models=Bounds(1))
+    @checked(mu=Bounds(0), layers=FILLED, num_layers=Bounds(1))
     def __init__(
         self,
         mu: float = 3.0,
         layers: Sequence[str] | None = None,
         num_layers: int = 2,
         weighting: Literal["samples", "uniform"] = "samples",
-        model_device: str | None = None,
-        max_models: int | None = None,
+        directory: str | None = None,
     ) -> None:
         super().__init__(weighting)
         if layers is not None:
             check_unused("num_layers of FedCKA", num_layers, 2, "where layers names them")
-        self.mu, self.num_layers = mu, num_layers
-        self.model_device, self.max_models = model_device, max_models
-        self._client = ActivationSimilarity(mu, layers, num_layers, model_device, max_models)
+        self.mu, self.num_layers, self.directory = mu, num_layers, directory
+        self._client = ActivationSimilarity(mu, layers, num_layers, directory)
 
     def hyperparameters(self) -> dict[str, Any]:
         """``layers`` names submodules here, and the attribute of that name says what a layer of the parameters is."""
@@ -70,10 +68,8 @@ class ActivationSimilarity(PreviousModels):
     client's last model.
     """
 
-    def __init__(
-        self, mu: float, layers: Sequence[str] | None, num_layers: int, model_device: str | None, max_models: int | None
-    ) -> None:
-        super().__init__(model_device, max_models)
+    def __init__(self, mu: float, layers: Sequence[str] | None, num_layers: int, directory: str | None) -> None:
+        super().__init__(directory)
         self.mu, self.layers, self.num_layers = mu, layers, num_layers
 
     def check_module(self, module: nn.Module, layout: ParamLayout) -> None:

@@ -16,7 +16,8 @@ from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import Federation, LocalWork
 from fl_lightning.arguments import DEVICE, Bounds, checked
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.storage.declared import per_client, server_state
+from fl_lightning.core.storage.declared import server_state
+from fl_lightning.core.storage.per_client import per_client
 from fl_lightning.core.tensors import foreach_sub
 
 _NAME = "FedDyn's h"

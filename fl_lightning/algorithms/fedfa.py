@@ -22,7 +22,8 @@ from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Needs, StepReport
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.storage.declared import per_client, server_state
+from fl_lightning.core.storage.declared import server_state
+from fl_lightning.core.storage.per_client import per_client
 
 
 class FedFa(ServerRule):

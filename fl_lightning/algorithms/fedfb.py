@@ -20,7 +20,8 @@ from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork,
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.model_snapshot import standing_in
-from fl_lightning.core.storage.declared import per_client, server_state
+from fl_lightning.core.storage.declared import server_state
+from fl_lightning.core.storage.per_client import per_client
 
 COUNTS, LOSSES = "label_counts", "label_losses"  # [2, A] by label and group: samples, and sums of their losses
 

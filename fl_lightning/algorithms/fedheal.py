@@ -21,7 +21,7 @@ from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Federation, StepReport
 from fl_lightning.arguments import Bounds, check_unused, checked
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.storage.declared import per_client
+from fl_lightning.core.storage.per_client import per_client
 from fl_lightning.core.updates import UpdateMatrix
 
 _WIDER = {torch.uint8: torch.int16, torch.int16: torch.int32}

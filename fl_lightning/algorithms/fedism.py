@@ -23,7 +23,7 @@ from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
-from fl_lightning.core.storage.declared import per_client
+from fl_lightning.core.storage.per_client import per_client
 
 SHARPNESS = "sharpness"
 LEAST = 1e-10  # of a sharpness, and added to shares of it

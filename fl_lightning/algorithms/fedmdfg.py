@@ -26,7 +26,7 @@ from fl_lightning.algorithms._shared.rows import (
 from fl_lightning.algorithms.records import Federation, Needs, Reading, StepReport
 from fl_lightning.arguments import DEVICE, Bounds, checked
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.storage.declared import per_client
+from fl_lightning.core.storage.per_client import per_client
 from fl_lightning.ops.live_rows import row_norms
 
 

@@ -19,8 +19,8 @@ from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Federation, Needs, StepReport
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.storage.declared import per_client, server_state
-from fl_lightning.core.storage.per_client import PerClient
+from fl_lightning.core.storage.declared import server_state
+from fl_lightning.core.storage.per_client import PerClient, per_client
 from fl_lightning.core.updates import Columns, UpdateMatrix
 
 LEAST = 1e-12  # of a loss beside the largest one

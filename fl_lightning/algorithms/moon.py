@@ -15,7 +15,7 @@ from fl_lightning.algorithms._shared.previous_models import PreviousModels
 from fl_lightning.algorithms.features import features_of, own_features
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import LocalWork, Needs
-from fl_lightning.arguments import DEVICE, Bounds, checked
+from fl_lightning.arguments import Bounds, checked
 
 
 class MOON(FedAvg):
@@ -27,26 +27,24 @@ class MOON(FedAvg):
         mu: weight of the contrastive term; 0 is FedAvg. The paper tries 0.1, 1, 5 and 10.
         temperature: of the contrastive term, 0.5 in the paper.
         weighting: how the server weighs clients, see :class:`FedAvg`.
-        model_device: where the clients' last models live, for instance ``"cpu"``; ``None``: on the federation's device.
-        max_models: most clients whose last model is kept; those that trained longest ago leave first. ``None``: all.
+        directory: where the clients' last models lie, a directory for this fit alone; ``None``: in memory and in the
+            checkpoint.
 
     Raises:
-        ValueError: ``mu`` is negative, or ``temperature`` or ``max_models`` is not positive.
+        ValueError: ``mu`` is negative, or ``temperature`` is not positive.
     """
 
-    @checked(mu=Bounds(0), temperature=Bounds(above=0), model_device=DEVICE, max_models=Bounds(1))
+    @checked(mu=Bounds(0), temperature=Bounds(above=0))
     def __init__(
         self,
         mu: float = 1.0,
         temperature: float = 0.5,
         weighting: Literal["samples", "uniform"] = "samples",
-        model_device: str | None = None,
-        max_models: int | None = None,
+        directory: str | None = None,
     ) -> None:
         super().__init__(weighting)
-        self.mu, self.temperature = mu, temperature
-        self.model_device, self.max_models = model_device, max_models
-        self._client = ModelContrast(mu, temperature, model_device, max_models)
+        self.mu, self.temperature, self.directory = mu, temperature, directory
+        self._client = ModelContrast(mu, temperature, directory)
 
 
 class ModelContrast(PreviousModels):
@@ -54,10 +52,8 @@ class ModelContrast(PreviousModels):
 
     needs = Needs(features=True)
 
-    def __init__(
-        self, mu: float, temperature: float, model_device: str | None = None, max_models: int | None = None
-    ) -> None:
-        super().__init__(model_device, max_models)
+    def __init__(self, mu: float, temperature: float, directory: str | None = None) -> None:
+        super().__init__(directory)
         self.mu, self.temperature = mu, temperature
 
     def loss_term(self, work: LocalWork, batch: Any, batch_idx: int) -> Tensor | None:

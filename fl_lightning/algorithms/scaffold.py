@@ -20,7 +20,8 @@ from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, StepReport
 from fl_lightning.arguments import DEVICE, Bounds, checked
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.storage.declared import per_client, server_state
+from fl_lightning.core.storage.declared import server_state
+from fl_lightning.core.storage.per_client import per_client
 
 Weighting = Literal["samples", "uniform"]
 _NAME = "SCAFFOLD's control variates"

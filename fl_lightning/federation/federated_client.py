@@ -16,7 +16,7 @@ from fl_lightning.core.layout import ParamLayout, names_in
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.storage import rule_state
-from fl_lightning.core.storage.files import ClientStateStore
+from fl_lightning.core.storage.at_clients import ClientStateStore
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.partitions import IID
 from fl_lightning.data.sources import AnyDataset

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_lightning.arguments import altered, trusted
 from fl_lightning.core.cohort import mean_rate
-from fl_lightning.core.storage.per_client import renumbered
+from fl_lightning.core.storage.declared import renumbered
 from fl_lightning.core.storage.rule_state import has_local_state
 from fl_lightning.federation.message_checks import OUTLIER, MessageError, outliers, printable, read
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage

@@ -18,7 +18,8 @@ from fl_lightning.clients.update_rows import SummedRows, Upload
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.modules import BatchNorm, submodules
 from fl_lightning.core.records import RoundRecord, round_metrics
-from fl_lightning.core.storage.per_client import renumbered, renumbering
+from fl_lightning.core.storage.declared import renumbered
+from fl_lightning.core.storage.rule_state import renumbering
 from fl_lightning.core.updates import Columns
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.client_side import ClientSide

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fl_lightning.core.records import EvaluationRecord, RoundRecord
-from fl_lightning.core.storage.per_client import matched
+from fl_lightning.core.storage.rule_state import matched
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.record import Absence, ClientValues, FitRecord, MetricSeries, RoundSeries, RoundTable, finite
 

@@ -6,7 +6,8 @@ import pytest
 from fl_lightning import algorithms
 from fl_lightning.algorithms import FCFL, SCAFFOLD, ClientRule, Ditto, FedAvg, FedProx, Needs
 from fl_lightning.algorithms.base import obstacle, overrides
-from fl_lightning.core.storage.declared import per_client, server_state
+from fl_lightning.core.storage.declared import server_state
+from fl_lightning.core.storage.per_client import per_client
 
 
 class Counting(ClientRule):

@@ -19,7 +19,7 @@ OUT_OF_RANGE = {
         "budget": [-0.1, (0.1, nan), []], "notion": ["ap"], "stage1_rounds": [-1], "tol": [-1.0], "delta": [0.0],
         "beta": [1.5], "sharpness": [0.0], "reading": ["both"], "num_groups": [1],
     },
-    fl.FedCKA: {"mu": [-1.0, nan], "layers": [[], "net.0"], "num_layers": [0], "max_models": [0]},
+    fl.FedCKA: {"mu": [-1.0, nan], "layers": [[], "net.0"], "num_layers": [0]},
     fl.FedDyn: {"alpha": [0, -1.0, nan]},
     fl.FedFB: {"alpha": [-0.1, nan], "num_groups": [1]},
     fl.FedFV: {
@@ -37,7 +37,7 @@ OUT_OF_RANGE = {
     fl.FedProto: {"lam": [-1.0, nan], "num_classes": [0]},
     fl.FedRep: {"head_epochs": [-1]},
     fl.MMPF: {"inner_rounds": [0], "iterations": [0], "patience": [0], "k_min": [0], "alpha": [1.0]},
-    fl.MOON: {"mu": [-0.1, nan], "temperature": [0.0], "max_models": [0]},
+    fl.MOON: {"mu": [-0.1, nan], "temperature": [0.0]},
     fl.PropFair: {"base": [0.0], "epsilon": [0.0]},
     fl.SCAFFOLD: {"server_lr": [0.0], "weighting": ["Samples"]},
     fl.TERM: {"t": [0.0, -1.0, nan], "ema_rate": [0.0, 1.1], "reading": ["sum"]},

@@ -12,7 +12,8 @@ from fl_lightning.algorithms import ClientRule
 from fl_lightning.algorithms.records import Federation
 from fl_lightning.clients.ranks.column_rows import ColumnState
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.storage.declared import per_client, server_state
+from fl_lightning.core.storage.declared import server_state
+from fl_lightning.core.storage.per_client import per_client
 from fl_lightning.core.updates import Columns
 
 LAYOUT = ParamLayout.from_sizes((20_000, 13, 3))

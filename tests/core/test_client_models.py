@@ -8,7 +8,7 @@ from torchmetrics import MeanMetric
 
 import fl_lightning as fl
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
-from fl_lightning.core.storage.per_client import ClientFiles
+from fl_lightning.core.storage.at_clients import ClientFiles
 
 
 def snapshot(value, n=4):

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from fl_lightning.core.storage.files import ClientStateStore
+from fl_lightning.core.storage.at_clients import ClientStateStore
 
 
 @pytest.mark.parametrize("in_files", [False, True])

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage import rule_state
-from fl_lightning.core.storage.declared import per_client, row_history, server_state
+from fl_lightning.core.storage.declared import server_state
+from fl_lightning.core.storage.per_client import per_client
+from fl_lightning.core.storage.row_history import row_history
 from fl_lightning.core.storage.rule_state import ColumnShard, full_state_dict, has_shards, without_shards
 from fl_lightning.core.updates import Columns, UpdateMatrix
 

@@ -57,20 +57,6 @@ def test_models():
     assert len(other[5].buffers) == 3
 
 
-def test_who_wrote_longest_ago_leaves():
-    tensors = PerClient(int, capacity=2)
-    for client in (4, 1, 1, 4):
-        tensors[client] = client
-        assert 4 in tensors, "who writes again pushes nobody out"
-    restored = PerClient(int, capacity=2)
-    restored.load_state_dict(reload(tensors.state_dict()))
-    for held in (tensors, restored):
-        held[7] = 7
-        assert dict(held) == {4: 4, 7: 7}
-    with pytest.raises(ValueError, match="capacity must be at least 1 client, found 0"):
-        PerClient(int, capacity=0)
-
-
 @pytest.mark.parametrize("happened", [False, True])
 def test_what_a_round_did_is_taken_back(happened):
     numbers = PerClient(int)

@@ -9,8 +9,10 @@ from torch import Tensor
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Snapshot
 from fl_lightning.core.storage import rule_state
-from fl_lightning.core.storage.declared import Extent, at_clients, per_client, row_history, server_state
-from fl_lightning.core.storage.row_history import RowHistory
+from fl_lightning.core.storage.at_clients import at_clients
+from fl_lightning.core.storage.declared import Extent, server_state
+from fl_lightning.core.storage.per_client import per_client
+from fl_lightning.core.storage.row_history import RowHistory, row_history
 from fl_lightning.core.updates import UpdateMatrix
 
 
@@ -31,10 +33,10 @@ class Method(Base):
     """And what clients keep."""
 
     own = at_clients(files="directory")
-    last = at_clients(device="model_device", capacity="max_models", size="part")
+    last = at_clients(size="part")
     history = row_history(capacity="max_history", reserve="reserved_rows", device="history_device")
     max_history, reserved_rows, history_device = 2, 5, None
-    model_device, max_models, part = None, 4, 0
+    part = 0
 
     def __init__(self, directory=None):
         super().__init__()
@@ -169,14 +171,12 @@ def test_columns_places_and_bytes(tmp_path):
     rule = Method()
     assert rule_state.in_columns(rule) == ["c", "mean", "c_i", "history"]
     assert rule_state.placement(Base()) == {"control_device"}
-    assert rule_state.placement(rule, Base()) == {
-        "control_device", "directory", "model_device", "history_device",
-    }  # fmt: skip
+    assert rule_state.placement(rule, Base()) == {"control_device", "directory", "history_device"}
     extent = Extent(clients=10, cohort=3, columns=4, layers=2, model=100, dtype=torch.bfloat16)
-    sizes = {"c": 8, "mean": 16, "c_i": 80, "own": 1300, "last": 700, "history": 5 * 4 * 2 + 2 * 25 * 8}
+    sizes = {"c": 8, "mean": 16, "c_i": 80, "own": 1300, "last": 1300, "history": 5 * 4 * 2 + 2 * 25 * 8}
     assert rule_state.max_nbytes(rule, extent) == {f"Method.{name}": size for name, size in sizes.items()}
     in_files = Method(str(tmp_path))
-    in_files.part, in_files.max_models, in_files.reserved_rows = 7, None, 0
+    in_files.part, in_files.reserved_rows = 7, 0
     sizes = rule_state.max_nbytes(in_files, extent)
     assert (sizes["Method.own"], sizes["Method.last"]) == (300, 13 * 7)
     assert "Method.history" not in sizes
@@ -188,15 +188,12 @@ def test_devices_are_the_rules_own():
     assert rule.c_i[0].is_meta
 
 
-def test_bounded_files_and_memory(tmp_path):
+def test_bounded_files_and_rows(tmp_path):
     bounded = Method(str(tmp_path))
     for when in (1, 2, 3):
         rule_state.set_local_state(bounded, 3, {"own": vars(snapshot(when)), "last": vars(snapshot(when))}, when)
         rule_state.state_dict(bounded)
     assert [path.stem for path in sorted(tmp_path.rglob("*.pt"))] == ["round-000002", "round-000003"]
-    for client in range(6):
-        rule_state.set_local_state(bounded, client, {"last": vars(snapshot(client))}, 3)
-    assert list(bounded.last) == [2, 3, 4, 5]
     assert isinstance(bounded.history, RowHistory)
     assert bounded.history.capacity == 2
 

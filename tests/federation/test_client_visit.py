@@ -14,8 +14,8 @@ from test_module_state import Gathers, inside, made, one_round
 import fl_lightning as fl
 from fl_lightning.algorithms import ClientReport, ClientRule, FedLF
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers
-from fl_lightning.core.storage.declared import at_clients
-from fl_lightning.core.storage.per_client import plain
+from fl_lightning.core.storage.at_clients import at_clients
+from fl_lightning.core.storage.declared import plain
 from fl_lightning.federation.messages import federation_mean_visit
 from fl_lightning.lightning.round_clock import MeanVisit
 

@@ -18,8 +18,8 @@ from support import federated_blobs, fresh, training_only
 
 import fl_lightning as fl
 from fl_lightning.core.model_snapshot import Snapshot
-from fl_lightning.core.storage.files import ClientStateStore, read_whole, write_whole
-from fl_lightning.core.storage.per_client import ClientFiles
+from fl_lightning.core.storage.at_clients import ClientFiles, ClientStateStore
+from fl_lightning.core.storage.files import read_whole, write_whole
 from fl_lightning.lightning.checkpoint_io import AtomicCheckpointIO
 
 

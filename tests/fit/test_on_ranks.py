@@ -14,7 +14,8 @@ import fl_lightning as fl
 from fl_lightning.algorithms import MOON, SCAFFOLD, ClientRule, FedAvg, FedLF
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.records import RoundRecord
-from fl_lightning.core.storage.declared import at_clients, server_state
+from fl_lightning.core.storage.at_clients import at_clients
+from fl_lightning.core.storage.declared import server_state
 from fl_lightning.core.updates import Columns
 from fl_lightning.fit import on_ranks
 from fl_lightning.fit.on_ranks import Agreement, check_same_data, check_same_fit, check_same_start, whole_rows_reason

@@ -13,8 +13,7 @@ from support import Classifier, fresh, training_only, weights
 
 import fl_lightning as fl
 from fl_lightning.core.storage import rule_state
-from fl_lightning.core.storage.per_client import ByClient
-from fl_lightning.core.storage.row_history import RowHistory
+from fl_lightning.core.storage.declared import Container
 
 
 class Began(L.Callback):
@@ -51,7 +50,7 @@ def by_name(strategy, states):
 
 
 def remembers_clients(rule):
-    return any(isinstance(e.initial(rule), ByClient | RowHistory) for e in rule_state.declared(rule).values())
+    return any(isinstance(e, Container) for e in rule_state.declared(rule).values())
 
 
 REMEMBERING = [name for name, rule in ALGORITHMS.items() if any(map(remembers_clients, (rule(), rule().client_rule())))]

@@ -13,8 +13,8 @@ from fl_lightning.algorithms.records import ClientReport, LocalWork
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Layers, ModelPart, Snapshot, packed, put_flat, unpack
 from fl_lightning.core.modules import named_model_buffers, outside_metrics, submodules, trained_parameters
-from fl_lightning.core.storage.declared import at_clients
-from fl_lightning.core.storage.per_client import plain
+from fl_lightning.core.storage.at_clients import at_clients
+from fl_lightning.core.storage.declared import plain
 
 
 class PersonalLayers(ClientRule):

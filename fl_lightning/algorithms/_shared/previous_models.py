@@ -8,24 +8,24 @@ import torch
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import ClientReport, LocalWork
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers
-from fl_lightning.core.storage.declared import at_clients
-from fl_lightning.core.storage.per_client import plain
+from fl_lightning.core.storage.at_clients import at_clients
+from fl_lightning.core.storage.declared import plain
 
 
 class PreviousModels(ClientRule):
     """Remembers every client's model at the end of its local training, BatchNorm's statistics included.
 
-    A client whose report did not arrive keeps the model of the round before. Models live on ``model_device``, by
-    default the federation's, and at most ``max_models`` of them.
+    A client whose report did not arrive keeps the model of the round before. Models lie in files of ``directory``, or
+    without one in memory on the CPU and in the checkpoint.
     """
 
-    models = at_clients(device="model_device", capacity="max_models")
+    models = at_clients(files="directory")
 
     received: Snapshot  # the global model of this round
     previous: Snapshot | None = None  # the client's last local one, on the module's device
 
-    def __init__(self, model_device: str | None = None, max_models: int | None = None) -> None:
-        self.model_device, self.max_models = model_device, max_models
+    def __init__(self, directory: str | None = None) -> None:
+        self.directory = directory
 
     def begin_client(self, work: LocalWork) -> None:
         """Loads the received model and the client's last one."""
@@ -36,7 +36,5 @@ class PreviousModels(ClientRule):
 
     def end_client(self, work: LocalWork) -> ClientReport:
         """Keeps the client's model as it is now."""
-        device = torch.device(self.model_device or work.params.device)
-        return ClientReport(
-            local_state={"models": plain(Snapshot(work.row.to(device), packed_buffers(work.module, device)))}
-        )
+        cpu = torch.device("cpu")
+        return ClientReport(local_state={"models": plain(Snapshot(work.row.to(cpu), packed_buffers(work.module, cpu)))})

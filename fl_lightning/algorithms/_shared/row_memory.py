@@ -16,8 +16,7 @@ from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Federation, Reads
 from fl_lightning.arguments import check_unused
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.storage.declared import row_history
-from fl_lightning.core.storage.row_history import RowHistory
+from fl_lightning.core.storage.row_history import RowHistory, row_history
 
 HISTORY_LIMIT = 8 * 2**30
 """Bytes of rows and products that a rule takes without being told how many rows to remember."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are there as a whole or not at all and say when they are damaged; the state of a client between visits."""
+"""Files that are there as a whole or not at all and say when they are damaged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,11 +15,6 @@ import torch.distributed as dist
 
 _ZIP = b"PK\x03\x04"
 _FOLDER = 0x10  # an attribute that no checksum covers, and for which torch reads nothing into a tensor's memory
-
-
-def client_file(directory: Path, client_id: int, when: int) -> Path:
-    """Where what a client has of a round lies: ``<directory>/client-<id>/round-<when>.pt``."""
-    return directory / f"client-{client_id:06d}" / f"round-{when:06d}.pt"
 
 
 def write_whole(path: Path, content: object, private: bool = False) -> None:
@@ -125,60 +119,3 @@ def _flush_names(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-class ClientStateStore:
-    """One state per visit of a client, in files ``<folder>/client-<id>/round-<when>.pt``, or in memory.
-
-    A client hears with the next order which of its visits was the last that counted. The state of that visit is then
-    its own, and the states of all others are deleted. At most two states are held at a time: of the last visit that
-    counted, and of the last visit.
-    """
-
-    def __init__(self, client_id: int, folder: str | Path | None = None) -> None:
-        self._client_id, self._folder = client_id, None if folder is None else Path(folder)
-        self._held: dict[int, dict[str, Any]] = {}
-
-    def restore(self, counted: int | None) -> dict[str, Any] | None:
-        """The state after the visit in round ``counted``, the last that counted, if any; all others are deleted."""
-        if self._folder is not None:
-            for unfinished in self._path(0).parent.glob("*.part"):  # of a process that was killed
-                unfinished.unlink(missing_ok=True)
-        for when in self._rounds():
-            if when != counted and self._folder is None:
-                del self._held[when]
-            elif when != counted:
-                self._path(when).unlink(missing_ok=True)
-        if counted is None:
-            return None
-        if counted not in self._rounds():
-            place = "the memory of another process" if self._folder is None else str(self._path(counted))
-            raise FileNotFoundError(
-                f"{place} is gone, the state of client {self._client_id} after round {counted}, the last that "
-                "counted for it: give it its folder back, or send counted=None to let it begin anew"
-            )
-        if self._folder is None:
-            return self._held[counted]
-        path = self._path(counted)
-        state: dict[str, Any] = read_whole(
-            path,
-            partial(torch.load, path, weights_only=True),
-            f"bring back the file, or send counted=None to let client {self._client_id} begin anew",
-        )
-        return state
-
-    def save(self, when: int, state: dict[str, Any]) -> None:
-        """Takes the state after the visit in round ``when``, complete."""
-        if self._folder is None:
-            self._held[when] = state
-        else:
-            write_whole(self._path(when), state, private=True)
-
-    def _rounds(self) -> list[int]:
-        if self._folder is None:
-            return list(self._held)
-        return [int(path.stem.partition("-")[2]) for path in self._path(0).parent.glob("round-*.pt")]
-
-    def _path(self, when: int) -> Path:
-        assert self._folder is not None
-        return client_file(self._folder, self._client_id, when)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core.model_snapshot import Snapshot
-from fl_lightning.core.storage.declared import Declared, Extent
-from fl_lightning.core.storage.per_client import ByClient, plain, restored
+from fl_lightning.core.storage.declared import Declared, Extent, plain, restored
+from fl_lightning.core.storage.per_client import PerClient
 from fl_lightning.core.updates import Columns
 
 Rule = TypeVar("Rule")
@@ -60,11 +60,25 @@ def renumbered(rule: object, states: Mapping[str, Any], ids: Mapping[int, int]) 
     return {name: entries[name].renumbered(value, ids) if name in entries else value for name, value in states.items()}
 
 
+def renumbering(states: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[int, int], list[str]]:
+    """What :func:`matched` says of a checkpoint; where clients have no names, there or now, they keep their numbers."""
+    before = [*states["fit"].get("names", ()), *states.get("gone", ())]
+    return matched(before, names) if before and isinstance(names, tuple) else ({}, [])
+
+
+def matched(before: Sequence[str], names: Sequence[str]) -> tuple[dict[int, int], list[str]]:
+    """Ids that clients have now, by those that they had, and who is gone: their ids follow the others'."""
+    places = {name: place for place, name in enumerate(names)}
+    gone = [name for name in before if name not in places]
+    places |= {name: len(names) + place for place, name in enumerate(gone)}
+    return {place: places[name] for place, name in enumerate(before)}, gone
+
+
 def set_num_clients(rule: object, clients: int) -> None:
     """So many clients are registered; a rule does not see what others had, who may come back."""
     for name in declared(rule):
         value = getattr(rule, name)
-        if isinstance(value, ByClient):
+        if isinstance(value, PerClient):
             value.set_num_clients(clients)
 
 

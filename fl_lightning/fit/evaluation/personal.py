@@ -15,7 +15,7 @@ from fl_lightning.core.layout import LayerSpec, ParamLayout, layout_difference, 
 from fl_lightning.core.model_snapshot import ModelPart, Snapshot, standing_in
 from fl_lightning.core.modules import trained_parameters
 from fl_lightning.core.storage import rule_state
-from fl_lightning.core.storage.per_client import renumbering
+from fl_lightning.core.storage.rule_state import renumbering
 from fl_lightning.lightning.names import Trainer, TrainerFn, rank_zero_warn
 
 PREFIX = "personal/"
