@@ -147,11 +147,12 @@ class RowHistory:
         if self._rows.numel():
             self._check(updates)
         slots, where = self._assign(list(retained.values()), updates), torch.tensor(list(retained))
-        staying = self._slots_without(retained.values())
+        staying, own = self._slots_without(retained.values()), updates.gram()
         if fresh is None or fresh.updates is not updates or not torch.isin(staying, fresh.slots).all():
-            rows = updates.rows.to(self._rows.device)
-            fresh = _Fresh(updates, rows, staying, updates.beside(rows).cross_gram(self._rows, staying))
-        own = updates.gram()
+            rows, products = updates.rows.to(self._rows.device), own[:, :, :0].to(self._gram.device)
+            if len(staying):
+                products = updates.beside(rows).cross_gram(self._rows, staying)
+            fresh = _Fresh(updates, rows, staying, products)
         mine, at, there = moved(where, own), moved(slots, self._gram), moved(staying, self._gram)
         cross = fresh.products[:, moved(where, fresh.products)]
         cross = cross[:, :, moved(torch.searchsorted(fresh.slots, staying), cross)]
