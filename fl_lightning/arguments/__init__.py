@@ -17,11 +17,10 @@ The library calls what it has checked once by ``trusted``, which leaves the chec
     altered(record, local_steps=12)
 """
 
-from fl_lightning.arguments.checked import altered, check, check_unused, checked, nearest, trusted
-from fl_lightning.arguments.rules import ANY, DEVICE, FILLED, TEXT, Bounds, Example
-from fl_lightning.arguments.values import has_numbers, shown
+from fl_lightning.arguments.checked import altered, check, check_unused, checked, nearest, shown, trusted
+from fl_lightning.arguments.kinds import ANY, DEVICE, FILLED, TEXT, Bounds, Example, Text, has_numbers, listed
 
 __all__ = [
-    "ANY", "DEVICE", "FILLED", "TEXT", "Bounds", "Example", "altered", "check", "check_unused", "checked",
-    "has_numbers", "nearest", "shown", "trusted",
+    "ANY", "DEVICE", "FILLED", "TEXT", "Bounds", "Example", "Text", "altered", "check", "check_unused", "checked",
+    "has_numbers", "listed", "nearest", "shown", "trusted",
 ]  # fmt: skip

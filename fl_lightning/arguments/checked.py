@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks values against kinds, and says what is wrong with them."""
+"""Checks values against kinds, and says what is wrong with them in a few words."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import reprlib
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, wraps
 from typing import Any, ParamSpec, Protocol, TypeVar, cast, get_type_hints
 
-from fl_lightning.arguments.kinds import Kind, Mismatch, kind_of
-from fl_lightning.arguments.rules import ANY, Rule
-from fl_lightning.arguments.values import shown
+from torch import Tensor
+
+from fl_lightning.arguments.kinds import ANY, Kind, Mismatch, Rule, has_numbers, kind_of
 
 C = TypeVar("C", bound=Callable[..., Any])
 P = ParamSpec("P")
@@ -117,7 +118,8 @@ def _taken(name: str, value: Any, kind: Kind, owner: object = "") -> Any:
     except Mismatch as found:
         of = owner if isinstance(owner, str) else type(owner).__name__
         hint = nearest(found.value, found.kind.choices)
-        text = f"{name}{found.where}{of and f' of {of}'} must be {found.kind.wanted}, found {shown(found.value)}{hint}"
+        where = "".join(f"[{shown(place)}]" for place in found.where)
+        text = f"{name}{where}{of and f' of {of}'} must be {found.kind.wanted}, found {shown(found.value)}{hint}"
         error = found.error
     raise error(text)
 
@@ -131,3 +133,39 @@ def nearest(value: Any, choices: Collection[Any]) -> str:
     by_text = {str(choice).casefold(): choice for choice in choices}
     near = difflib.get_close_matches(value.casefold(), by_text, n=1, cutoff=0.5)
     return f": did you mean {by_text[near[0]]!r}?" if near else ""
+
+
+class _Short(reprlib.Repr):
+    """Knows the kinds whose own words are long, fail, or take several lines, also inside containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 100
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() <= 128 else f"an integer of {x.bit_length()} bits"
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        if isinstance(x, Tensor):
+            return _tensor(x) if x.dim() or not has_numbers(x) else repr(x)
+        shape = getattr(x, "shape", ())
+        if isinstance(shape, tuple) and shape and hasattr(x, "dtype"):
+            return f"an array of {x.dtype} and shape {list(shape)}"
+        text = super().repr_instance(x, level)
+        return text if "\n" not in text else f"<{type(x).__name__} object>"
+
+
+def _tensor(tensor: Tensor) -> str:
+    if tensor.is_nested:
+        return f"a nested tensor of {tensor.dtype}"
+    layout = str(tensor.layout).removeprefix("torch.")
+    kind = "a meta tensor" if tensor.is_meta else "a tensor" if has_numbers(tensor) else f"a {layout} tensor"
+    return f"{kind} of {tensor.dtype} and shape {list(tensor.shape)}"
+
+
+_short = _Short()
+
+
+def shown(value: Any) -> str:
+    """A value in a few words of one line."""
+    return _short.repr(value)

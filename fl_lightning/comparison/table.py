@@ -6,7 +6,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from fl_lightning.arguments.kinds import listed
+from fl_lightning.arguments import listed
 from fl_lightning.comparison.plan import Measure, Plan, Run
 from fl_lightning.report.conclusion import LOCAL, POOLED
 from fl_lightning.report.number_formats import STAGES, plural, shortened

@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.arguments import Bounds, checked, trusted
-from fl_lightning.arguments.rules import Text
+from fl_lightning.arguments import Bounds, Text, checked, trusted
 from fl_lightning.metrics.functional import Mode, fairness_summary, guessed_mode
 
 

@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fl_lightning.arguments import Bounds, check, trusted
-from fl_lightning.arguments.rules import Text
+from fl_lightning.arguments import Bounds, Text, check, trusted
 from fl_lightning.clients.client_losses import MAX_FACTOR
 from fl_lightning.core.records import NAME, EvaluationRecord
 from fl_lightning.report.number_formats import plural

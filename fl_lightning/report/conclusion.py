@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import isnan
 from statistics import fmean
 
-from fl_lightning.arguments.kinds import listed
+from fl_lightning.arguments import listed
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.number_formats import STAGES, isolated, notation, number, plural, shortened, spread
 from fl_lightning.report.repetitions import Spread, mark

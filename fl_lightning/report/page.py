@@ -10,8 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fl_lightning.arguments import FILLED, checked
-from fl_lightning.arguments.kinds import listed
+from fl_lightning.arguments import FILLED, checked, listed
 from fl_lightning.core.errors import how_to_install
 from fl_lightning.core.storage.files import write_text
 from fl_lightning.report import gains, tables
