@@ -24,7 +24,7 @@ from fl_lightning.federation.messages import ClientMessage, ServerMessage, answe
 from fl_lightning.federation.module_changes import ModuleAtClient
 from fl_lightning.fit.checks import check_trainer, check_visit_schedulers, refuse_steps_by_hand
 from fl_lightning.fit.client_side import ClientSide
-from fl_lightning.fit.evaluation.personal import PersonalEvaluation
+from fl_lightning.fit.evaluation.one_client import PersonalEvaluation
 from fl_lightning.fit.loaders import RoundLoader, local_batches
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.state_callback import FederatedState

@@ -15,8 +15,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.lightning.metric_state import gives_one_class, is_mergeable, updates_of
-from fl_lightning.lightning.module.undefined_metrics import LogNotes
 from fl_lightning.lightning.names import ResultCollection, ResultMetric, Trainer, lightning_module
+from fl_lightning.lightning.undefined_metrics import LogNotes
 
 if TYPE_CHECKING:
     from lightning.pytorch.trainer.connectors.logger_connector.result import _Sync

@@ -12,7 +12,7 @@ from torch import nn
 from torchmetrics import MetricCollection, MinMaxMetric, SumMetric
 from torchmetrics.classification import BinaryAccuracy, BinaryPrecision
 
-from fl_lightning.fit.evaluation.client_parts import means_the_same
+from fl_lightning.fit.evaluation.client_evaluation import means_the_same
 from fl_lightning.lightning.module.snapshot import ModuleSnapshot
 
 

@@ -1,48 +1,133 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collects every client's metric values while one evaluation runs."""
+"""Where the module is in each client's evaluation, what each logs, and what all have added in the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property, partial
-from math import isnan, nan
+from math import isnan
 from typing import Any
 
 import torch
+from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.arguments import trusted
+from fl_lightning.core.errors import ModuleError
+from fl_lightning.core.modules import submodules
 from fl_lightning.core.processes import balanced_split
-from fl_lightning.core.records import EvaluationRecord, named
 from fl_lightning.core.seeding import derive_seed, isolated
-from fl_lightning.fit.evaluation.client_parts import ClientPart, ClientParts
-from fl_lightning.fit.evaluation.one_client import Alone
-from fl_lightning.fit.evaluation.personal import PREFIX, PersonalEvaluation
+from fl_lightning.fit.evaluation.one_client import Alone, PersonalEvaluation
 from fl_lightning.fit.loaders import EvaluationLoader, counts_of
 from fl_lightning.lightning.batches import ClientBatch, Numbers, num_loaders, untagged_batches
 from fl_lightning.lightning.inspection import is_overridden
-from fl_lightning.lightning.logged_values import ClientValues, active_results
-from fl_lightning.lightning.module.snapshot import shadowed
-from fl_lightning.lightning.module.undefined_metrics import LogNotes
-from fl_lightning.lightning.names import LightningModule, Trainer, rank_zero_info, rank_zero_warn
+from fl_lightning.lightning.logged_values import ClientLogs, ClientValues, LoggedRow, active_results
+from fl_lightning.lightning.metric_state import MetricDelta, last_value, updates_of
+from fl_lightning.lightning.module.changes import read, written
+from fl_lightning.lightning.module.contents import is_equal
+from fl_lightning.lightning.module.objects import Added, Bound, Object
+from fl_lightning.lightning.module.snapshot import ModuleSnapshot, shadowed
+from fl_lightning.lightning.names import LightningModule, Trainer
 from fl_lightning.lightning.ranks import Ranks
-from fl_lightning.metrics.functional import Mode
+from fl_lightning.lightning.undefined_metrics import LogNotes
 
-_NAMED = 10  # clients in a warning
 _NOBODY = -1  # whose batches of undivided data are
 
 
-class Notices:
-    """Notices of all evaluations of a strategy, each once."""
+@dataclass
+class ClientPart:
+    """What one client's evaluation finds, and what its batches leave."""
 
-    def __init__(self) -> None:
-        self._shown: set[str] = set()
+    size: int = 0  # its samples
+    row: LoggedRow = field(default_factory=LoggedRow)
+    own: LoggedRow | None = None  # values of its own model, where the method has them
+    logged: ClientLogs = field(default_factory=dict)  # by its batches of the present loader
+    metrics: list[MetricDelta | None] = field(default_factory=list)  # None for those that it leaves alone
+    changes: Mapping[str, Any] | Sequence[tuple[Object, Any]] = ()  # of all else, in plain values if they can be
+    changed: tuple[str, ...] = ()  # attributes that nothing can join
 
-    def say(self, text: str, how: Callable[[str], None] = rank_zero_warn) -> None:
-        """Shows it once."""
-        if text not in self._shown:
-            self._shown.add(text)
-            how(text)
+
+class ClientParts:
+    """Lets every client's evaluation begin with the module as it is now and with empty metrics.
+
+    ``travels``: what clients leave goes to other processes, which have copies of the module.
+    """
+
+    def __init__(self, module: LightningModule, travels: bool) -> None:
+        self._module, self._travels = module, travels
+        self._found = self._begun = ModuleSnapshot(module, whole=True)
+        self._found.empty_metrics()
+        if len(self._found.states) < len(self._found.metrics) and self._found.changed():  # those that nothing joins
+            self._begun = ModuleSnapshot(module, whole=True)
+        self._joined = [state.metric for state in self._found.states]
+        self._collections = [part for _, part in submodules(module) if isinstance(part, MetricCollection)]
+        inside = {id(part): (part, bool(at)) for one in self._found.metrics.values() for at, part in submodules(one)}
+        self.metrics = [(part, is_inside) for part, is_inside in inside.values() if isinstance(part, Metric)]
+        self._is_as_begun = True
+
+    def enter(self, part: ClientPart) -> None:
+        """The module is as a client has left it; new ones begin."""
+        if not self._is_as_begun:
+            self._begun.restore()
+        for metric, delta in zip(self._joined, part.metrics or [None] * len(self._joined), strict=True):
+            metric.reset() if delta is None else delta.put_in(metric)
+        for tracked, change in self._changes_of(part):
+            tracked.apply(change)
+        self._is_as_begun = False
+
+    def leave(self, part: ClientPart) -> None:
+        """Some batches of a client are over."""
+        for collection in self._collections:  # metrics in it may have one state for several
+            collection.values(copy_state=False)
+        part.metrics = [MetricDelta.of(m) if updates_of(m) or last_value(m) is not None else None for m in self._joined]
+        part.changes, part.changed, changed = (), (), self._begun.changed()
+        self._is_as_begun = not changed
+        if not changed:
+            return
+        changes = [(tracked, tracked.change()) for tracked in changed if not means_the_same(tracked)]
+        otherwise = [tracked for tracked, change in changes if not _only_grew(tracked, change)]
+        part.changed = tuple(dict.fromkeys(name for tracked in otherwise for name in tracked.changed_names()))
+        found = written(self._begun, [tracked for tracked, _ in changes], {})
+        if found.lost and self._travels:
+            raise ModuleError(
+                f"what {type(self._module).__name__} leaves in attributes must be plain values where several processes "
+                f"evaluate clients, found {'; '.join(f'{name} ({why})' for name, why in found.lost.items())}"
+            )
+        part.changes = changes if found.lost else found.plain
+
+    def _changes_of(self, part: ClientPart) -> Iterable[tuple[Object, Any]]:
+        if isinstance(part.changes, Mapping):
+            return read(part.changes, self._begun, self._module.device).changes
+        return part.changes
+
+    def join(self, parts: Sequence[ClientPart], chosen: Iterable[ClientPart]) -> None:
+        """The module is as it was found, with what clients have added to metrics and lists, in their order.
+
+        Whatever else they have changed is as those who are chosen have left it.
+        """
+        self._found.put()
+        for part in parts:
+            for metric, delta in zip(self._joined, part.metrics, strict=True):
+                if delta is not None:
+                    delta.add_to(metric)
+        changes = [(part, tracked, change) for part in parts for tracked, change in self._changes_of(part)]
+        otherwise = {id(tracked) for _, tracked, change in changes if not _only_grew(tracked, change)}
+        for part, tracked, change in changes:
+            if id(tracked) not in otherwise or any(part is one for one in chosen):
+                tracked.apply(change)
+
+
+def _only_grew(tracked: Object, change: Any) -> bool:
+    """Whether steps have added to the end of a list; one that keeps some items alone is no such list."""
+    return isinstance(change, Added) and getattr(tracked.value, "maxlen", None) is None
+
+
+def means_the_same(found: Object) -> bool:
+    """Whether attributes were only bound to other objects with the same contents, as caches are."""
+    change = found.change()
+    if not isinstance(change, Bound) or change.gone:
+        return False
+    return all(is_equal(value, found.content.get(name, found)) for name, value in change.values.items())
 
 
 class ClientEvaluation:
@@ -51,8 +136,7 @@ class ClientEvaluation:
     Lightning walks over all clients' batches, ``loaders`` one after the other; ``None`` stands for data that is not
     divided among clients. Every client's batches find the module as it was before the first batch, with empty metrics
     and with nothing logged, or as the client's batches of the loader before have left it. The module's epoch-end hook
-    then runs for each client alone, and last, as Lightning calls it, for all. Clients of ``trained`` have a row in any
-    case.
+    then runs for each client alone, and last, as Lightning calls it, for all. ``say`` tells users something once.
     """
 
     def __init__(
@@ -60,26 +144,25 @@ class ClientEvaluation:
         trainer: Trainer,
         loaders: Sequence[EvaluationLoader | None],
         stage: str,
-        round: int,  # noqa: A002
-        notices: Notices,
+        say: Callable[[str], None],
         personal: PersonalEvaluation | None = None,
         seed: int = 0,
         ranks: Ranks | None = None,
-        trained: Sequence[int] = (),
     ) -> None:
-        self._trainer, self._stage, self._round = trainer, stage, round
+        self._trainer, self.stage, self._say, self._personal, self._seed = trainer, stage, say, personal, seed
         self._in_turn = num_loaders(trainer) == len(loaders)  # not side by side
-        self._loaders, self._divided = loaders, [one for one in loaders if one is not None]
-        self._notices, self._personal, self._seed, self._trained = notices, personal, seed, trained
+        self._loaders, self.divided = loaders, [one for one in loaders if one is not None]
         self._module: LightningModule = trainer.lightning_module
         self._word = {"val": "validation", "test": "test"}[stage]
         self._notes = LogNotes(self._module)
         self._values = ClientValues(active_results(trainer))
-        self._hook = f"on_{self._word}_epoch_end"
-        self._has_hook = is_overridden(self._hook, self._module)
-        self._ranks = ranks if self._is_divisible(ranks) else None
+        self.hook = f"on_{self._word}_epoch_end"
+        self._has_hook = is_overridden(self.hook, self._module)
+        # Of several loaders, some might have nothing for a process.
+        alone = self._in_turn and len(loaders) == 1 and not trainer.sanity_checking
+        self._ranks = ranks if ranks and alone and self.divided[0].num_evaluated >= ranks.size else None
         if self._ranks is not None:
-            self._divided[0].own_clients = balanced_split(self._divided[0].counts, self._ranks.size)[self._ranks.rank]
+            self.divided[0].own_clients = balanced_split(self.divided[0].counts, self._ranks.size)[self._ranks.rank]
         self._states: ClientParts | None = None
         self._parts: dict[int, ClientPart] = {}
         self._means: dict[str, float] = {}
@@ -88,19 +171,12 @@ class ClientEvaluation:
         self._walked = 0  # loaders
         self._steps = ExitStack()
 
-    def _is_divisible(self, ranks: Ranks | None) -> bool:
-        """Whether each process evaluates some of the clients; of several loaders, some might have nothing for it."""
-        alone = self._in_turn and len(self._loaders) == 1 and not self._trainer.sanity_checking
-        return ranks is not None and alone and self._divided[0].num_evaluated >= ranks.size
-
-    # ---- around batches
-
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Around the whole evaluation."""
-        end = partial(self._end_for_all, getattr(self._module, self._hook))
+        end = partial(self._end_for_all, getattr(self._module, self.hook))
         with (
-            self._notes.metric_warnings.installed(), self._steps, shadowed(self._module, **{self._hook: end}),
+            self._notes.metric_warnings.installed(), self._steps, shadowed(self._module, **{self.hook: end}),
             untagged_batches(self._trainer, self._word, self._begin, self._batch, self._loader_over),
         ):  # fmt: skip
             yield
@@ -117,7 +193,7 @@ class ClientEvaluation:
         if self._states is None:
             yield None
             return
-        own = next((one for one in batches if any(one.source is divided for divided in self._divided)), None)
+        own = next((one for one in batches if any(one.source is divided for divided in self.divided)), None)
         client = _NOBODY if own is None else own.client_id
         if client != self._present:
             self._leave(self._states)
@@ -154,8 +230,6 @@ class ClientEvaluation:
         part.logged, self._present = self._values.take(self._notes, part.row), None
         states.leave(part)
 
-    # ---- once all batches are over
-
     @cached_property
     def _alone(self) -> Alone:
         return Alone(self._trainer, self._word, self._notes, self._loaders)
@@ -168,7 +242,7 @@ class ClientEvaluation:
                 states.enter(part)
                 part.row = self._alone.end(client, part.row)
             # A client that is not in training has no model of its own, whoever's number it has elsewhere.
-            known = self._personal is not None and client < self._divided[-1].loaders.num_trained
+            known = self._personal is not None and client < self.divided[-1].loaders.num_trained
             own = self._personal.standing_in(client) if self._personal is not None and known else None
             if own is not None:
                 states.enter(ClientPart())
@@ -191,84 +265,35 @@ class ClientEvaluation:
         for part in parts:
             part.logged = {}
         if self._means and (means_logged or self._has_hook):
-            where = ", ".join(means_logged) or f"what {self._hook} logs"
-            self._notices.say(
+            where = ", ".join(means_logged) or f"what {self.hook} logs"
+            self._say(
                 f"{type(self._module).__name__}.{self._word}_step changes {', '.join(changed)}, which nothing can add "
-                f"up over clients: {where} is the mean of the clients' values, weighted by their samples",
-                rank_zero_info,
+                f"up over clients: {where} is the mean of the clients' values, weighted by their samples"
             )
 
     def _end_for_all(self, hook: Any) -> None:
         """The module's epoch-end hook, which logs means of the clients' values where it cannot know better."""
-        log = partial(self._log_mean, self._module.log)
+        own = self._module.log
+
+        def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+            own(name, self._means.get(name, value), *args, **kwargs)
+
         with shadowed(self._module, log=log) if self._means else ExitStack():
             hook()
 
-    def _log_mean(self, log: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        log(name, self._means.get(name, value), *args, **kwargs)
-
-    def record(self) -> EvaluationRecord:
-        """What was collected; a metric that a client did not log is NaN for it."""
+    def parts(self) -> dict[int, ClientPart]:
+        """What each client's batches have left, with the values that they and the hook have logged."""
         if self._states is not None and len(self._loaders) > 1:
             self._end_for_each(self._states)
             self._join(self._states)
-        parts = {client: part for client, part in self._parts.items() if client != _NOBODY}
-        self._explain_failures(parts)
-        called = max((one.loaders.names for one in self._divided), key=len)
-        parts = self._with_those_without_data(parts, called)
-        rows = {client: part.row for client, part in parts.items()}
-        for client, part in parts.items():
-            if part.own is not None:
-                rows[client].update(part.own, PREFIX)
-        names = list(dict.fromkeys(name for row in rows.values() for name in row.values))
-        values = {n: torch.tensor([r.values.get(n, nan) for r in rows.values()], dtype=torch.float64) for n in names}
-        undefined = {n: {c: r.undefined[n] for c, r in rows.items() if n in r.undefined} for n in names}
-        one_class = {n: some for n in names if (some := tuple(c for c, r in rows.items() if n in r.one_class))}
-        modes: dict[str, Mode] = {
-            name: "max" if better else "min" for row in rows.values() for name, better in row.larger_is_better.items()
-        }
-        return trusted(EvaluationRecord)(
-            self._round, self._stage, tuple(rows),
-            torch.tensor([part.size for part in parts.values()], dtype=torch.int64), values,
-            undefined={name: found for name, found in undefined.items() if found}, modes=modes,
-            client_names=tuple(called[c] for c in rows), one_class=one_class,
-        )  # fmt: skip
-
-    def _with_those_without_data(self, parts: dict[int, ClientPart], called: Sequence[str]) -> dict[int, ClientPart]:
-        """Empty rows, too, of clients that train and have no batch here, if others have one."""
-        registered = self._divided[-1].loaders.num_trained
-        missing = [client for client in self._trained if client < registered and client not in parts]
-        if not (missing and parts):
-            return parts
-        some = ", ".join(named(client, called[client]) for client in missing[:_NAMED])
-        rest = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-        self._notices.say(
-            f"clients that train and have nothing to be evaluated on in {self._word}: {some}{rest}. Their rows in "
-            "tables are empty, and they count in no mean, worst or angle"
-        )
-        return dict(sorted({**parts, **{client: ClientPart() for client in missing}}.items()))
-
-    def _explain_failures(self, parts: dict[int, ClientPart]) -> None:
-        """Where the hook fails for some clients, what the others log is undefined for them."""
-        failed = [part.row for part in parts.values() if part.row.error is not None]
-        if failed and len(failed) == len(parts):
-            self._notices.say(
-                f"{type(self._module).__name__}.{self._hook} does not run for a client alone "
-                f"({failed[0].error}): no client has values of what it logs after that"
-            )
-            return
-        names = {name: None for part in parts.values() for name in part.row.values}
-        for row in failed:
-            for name in names:
-                if name not in row.values:
-                    row.add(name, nan, row.error)
+        return {client: part for client, part in self._parts.items() if client != _NOBODY}
 
 
 def _means(clients: Sequence[ClientPart]) -> dict[str, float]:
     """Of the clients' values, weighted by their samples; those who have none do not count."""
     found: dict[str, float] = {}
     for name in dict.fromkeys(name for part in clients for name in part.row.values):
-        known = [(part.row.values.get(name, nan), part.size) for part in clients]
+        known = [(part.row.values[name], part.size) for part in clients if name in part.row.values]
         known = [(value, size) for value, size in known if not isnan(value)]
         if total := sum(size for _, size in known):
             found[name] = sum(value * size for value, size in known) / total

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from inspect import signature
+from itertools import product
 from math import isnan, nan
 from typing import Any, Protocol
+
+import torch
 
 from fl_lightning.algorithms.base import overrides
 from fl_lightning.arguments import altered, trusted
@@ -15,8 +19,8 @@ from fl_lightning.core.records import EvaluationRecord, named
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.datamodule import FederatedDataModule
-from fl_lightning.fit.evaluation.client_evaluation import ClientEvaluation, Notices
-from fl_lightning.fit.evaluation.personal import PREFIX, personal_evaluation
+from fl_lightning.fit.evaluation.client_evaluation import ClientEvaluation, ClientPart
+from fl_lightning.fit.evaluation.one_client import PREFIX, personal_evaluation
 from fl_lightning.fit.loaders import EvaluationLoader, RoundLoader
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.lightning.batches import walked_loaders
@@ -26,6 +30,7 @@ from fl_lightning.metrics.functional import Mode, guessed_mode
 from fl_lightning.report.callbacks.client_table import ClientTable, format_client_table
 
 _MANY_CLIENTS = 200
+_NAMED = 10  # clients in a warning
 _summary = trusted(EvaluationRecord.summary)
 _WORDS: Mapping[Mode, str] = {"max": "large", "min": "small", "abs": "near 0"}
 
@@ -53,8 +58,9 @@ class Evaluator(Callback):
     """
 
     def __init__(self, model: EvaluatedModel, options: FitOptions, report: EvaluationReport | None) -> None:
-        self._model, self._options, self._report, self._notices = model, options, report, Notices()
+        self._model, self._options, self._report = model, options, report
         self._running: ClientEvaluation | None = None
+        self._round, self._said = 0, set[str]()
         self._guard = ExitStack()
         self.record: EvaluationRecord | None = None
         self.loaded: dict[str, Any] | None = None
@@ -72,9 +78,10 @@ class Evaluator(Callback):
         """Binds the parameters to evaluate, and starts to collect if the data of the stage is divided."""
         stage = "test" if trainer.testing else "val"
         # Validation inside a fit follows the round whose epoch is still open.
-        rounds = trainer.current_epoch + int(trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking)
+        fits = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+        self._round = trainer.current_epoch + int(fits)
         self._guard.close()
-        seed = derive_seed(self._options.seed, stage, rounds)
+        seed = derive_seed(self._options.seed, stage, self._round)
         self._guard.enter_context(isolated(seed, trainer.strategy.root_device))
         self._model.show()
         loaders = _divided_loaders(trainer)
@@ -85,10 +92,8 @@ class Evaluator(Callback):
                 names = next(one.loaders.names for one in loaders if one is not None)
                 personal = personal_evaluation(trainer, rule, self.loaded, layers, trained, names)
             ranks = trainer.strategy.ranks  # type: ignore[attr-defined]
-            known = [] if self._report is None else _in_training(trainer)  # a client elsewhere knows nobody else
-            self._running = ClientEvaluation(
-                trainer, loaders, stage, rounds, self._notices, personal, seed, ranks, known
-            )
+            say = partial(self._say, rank_zero_info)
+            self._running = ClientEvaluation(trainer, loaders, stage, say, personal, seed, ranks)
             self._guard.enter_context(self._running.listening())
         elif not trainer.sanity_checking:
             self.record = None  # nobody may take an earlier one for this one's
@@ -96,10 +101,45 @@ class Evaluator(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keeps and reports what was collected, unless this was the sanity check."""
         if self._running is not None and not trainer.sanity_checking:
-            self.record = self._running.record()
+            self.record = self._recorded(self._running, trainer)
             if self._report is not None:
                 self.record = self._report.oriented(self.record)
                 self._report.log(self.record, trainer, self)
+
+    def _say(self, how: Callable[[str], None], text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            how(text)
+
+    def _recorded(self, evaluation: ClientEvaluation, trainer: Trainer) -> EvaluationRecord:
+        """What was collected; a metric that a client did not log is NaN for it."""
+        parts = evaluation.parts()
+        failed = [part.row for part in parts.values() if part.row.error is not None]
+        if failed and len(failed) == len(parts):
+            self._say(
+                rank_zero_warn,
+                f"{type(trainer.lightning_module).__name__}.{evaluation.hook} does not run for a client alone "
+                f"({failed[0].error}): no client has values of what it logs after that",
+            )
+        else:  # what the others log is undefined for them
+            logged = dict.fromkeys(name for part in parts.values() for name in part.row.values)
+            for row, name in product(failed, logged):
+                if name not in row.values:
+                    row.add(name, nan, row.error)
+        called = max((one.loaders.names for one in evaluation.divided), key=len)
+        trained = evaluation.divided[-1].loaders.num_trained
+        known = [] if self._report is None or not parts else _in_training(trainer)  # a client elsewhere knows nobody
+        if missing := [client for client in known if client < trained and client not in parts]:
+            some = ", ".join(named(client, called[client]) for client in missing[:_NAMED])
+            rest = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+            self._say(
+                rank_zero_warn,
+                "clients that train and have nothing to be evaluated on in "
+                f"{'validation' if evaluation.stage == 'val' else 'test'}: {some}{rest}. Their rows in tables are "
+                "empty, and they count in no mean, worst or angle",
+            )
+            parts = dict(sorted({**parts, **{client: ClientPart() for client in missing}}.items()))
+        return _record(self._round, evaluation.stage, parts, called)
 
     def stop(self) -> None:
         """The evaluation is over or was cut short: the training parameters and the random state come back."""
@@ -129,6 +169,25 @@ def _divided_loaders(trainer: Trainer) -> list[EvaluationLoader | None]:
     found = [one if isinstance(one, EvaluationLoader) else None for one in walked]
     last = [one for one in found if one is not None][-1:]
     return found if in_turn and last else [*last]
+
+
+def _record(round: int, stage: str, parts: Mapping[int, ClientPart], called: Sequence[str]) -> EvaluationRecord:  # noqa: A002
+    rows = {client: part.row for client, part in parts.items()}
+    for client, part in parts.items():
+        if part.own is not None:
+            rows[client].update(part.own, PREFIX)
+    names = list(dict.fromkeys(name for row in rows.values() for name in row.values))
+    values = {n: torch.tensor([r.values.get(n, nan) for r in rows.values()], dtype=torch.float64) for n in names}
+    undefined = {n: {c: r.undefined[n] for c, r in rows.items() if n in r.undefined} for n in names}
+    one_class = {n: some for n in names if (some := tuple(c for c, r in rows.items() if n in r.one_class))}
+    modes: dict[str, Mode] = {
+        name: "max" if better else "min" for row in rows.values() for name, better in row.larger_is_better.items()
+    }
+    return trusted(EvaluationRecord)(
+        round, stage, tuple(rows), torch.tensor([part.size for part in parts.values()], dtype=torch.int64), values,
+        undefined={name: found for name, found in undefined.items() if found}, modes=modes,
+        client_names=tuple(called[c] for c in rows), one_class=one_class,
+    )  # fmt: skip
 
 
 def _in_training(trainer: Trainer) -> list[int]:

@@ -139,7 +139,7 @@ def on_two_ranks(kind, monkeypatch):
 
     def evaluated(ranks):
         def made(*options):
-            return ClientEvaluation(*options[:7], ranks, *options[8:])
+            return ClientEvaluation(*options[:6], ranks)
 
         steps = seen[ranks.rank] = []
         add = kind.add

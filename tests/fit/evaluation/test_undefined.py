@@ -22,7 +22,7 @@ from torchmetrics.functional.classification import binary_auroc
 from torchmetrics.nominal import CramersV
 
 import fl_lightning as fl
-from fl_lightning.lightning.module.undefined_metrics import MetricWarnings
+from fl_lightning.lightning.undefined_metrics import MetricWarnings
 
 ONES, SCORES = torch.ones(6, dtype=torch.int64), torch.linspace(0.1, 0.9, 6)
 WARNED = {

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a metric of a client is undefined: it is 0/0 or NaN, it raises, or torchmetrics warns while it computes.
 
-A hospital without a positive patient has no AUROC. torchmetrics returns 0.0 for it. The metric's state tells, and for
-kinds of states that do not, a warning: torchmetrics has none inside ``compute`` after which the value is to be trusted.
+A hospital without a positive patient has no AUROC and no recall. torchmetrics returns 0.0 for them. Of classification
+the counts and samples in the metric's state tell, and else a warning: torchmetrics has none inside ``compute`` after
+which the value is to be trusted.
 """
 
 from __future__ import annotations
@@ -12,18 +13,17 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from inspect import currentframe
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.utilities import prints
+from torchmetrics.utilities import dim_zero_cat, prints
 
 from fl_lightning.core.modules import submodules
 from fl_lightning.lightning.metric_state import in_forward
 from fl_lightning.lightning.module.snapshot import shadowed
 from fl_lightning.lightning.names import LightningModule
-from fl_lightning.lightning.undefined_states import Undefined, undefined
 
 
 class MetricWarnings:
@@ -69,14 +69,12 @@ class MetricWarnings:
             try:
                 value = (metric.compute if compute is None else compute)()
                 found = undefined(metric)
-                if found is not None and found.complete:
+                if found is not None:
                     return _judged(metric, value, found, of_batch)
             except Exception as error:
                 return torch.tensor(torch.nan), f"{type(error).__name__}: {error}"
             finally:
                 metric._computed = None
-        if found is not None and bool(found.where):
-            reasons = [found.reason]
         if reasons:
             return nan_like(value), reasons[0]
         return value, next(iter(inside), None) if isinstance(value, Tensor) and bool(value.isnan().any()) else None
@@ -156,6 +154,90 @@ class LogNotes:
         if reason is not None and not isinstance(value, Metric):
             self.undefined[name] = reason
         log(name, value, *args, **kwargs)
+
+
+class Undefined(NamedTuple):
+    """What the state of a metric tells."""
+
+    where: Tensor  # whether the value is 0/0, or that of each class ``[C]``
+    reason: str
+    support: Tensor | None = None  # samples of each class
+    absent: Tensor | None = None  # classes that averages leave out: in neither labels nor predictions, or ignored
+    needs_all: bool = False  # whether an average over the other classes is undefined with one of them
+
+
+_RECALL = ("tp", "fn"), "No positive samples in targets"
+_COUNTS: dict[str, tuple[tuple[str, ...], str]] = {
+    "Precision": (("tp", "fp"), "No positive predictions"), "Recall": _RECALL,
+    "Specificity": (("tn", "fp"), "No negative samples in targets"),
+    "NegativePredictiveValue": (("tn", "fn"), "No negative predictions"),
+    **dict.fromkeys(("FBetaScore", "JaccardIndex"), (("tp", "fp", "fn"), "No positive samples or predictions")),
+    **dict.fromkeys(("Accuracy", "HammingDistance"), (("tp", "fp", "tn", "fn"), "No samples")),
+}  # fmt: skip
+"""The counts below the line, and why their sum is 0. Of several classes, the last two are those of recall."""
+
+_OF_POSITIVES = ("AveragePrecision", "PrecisionRecallCurve", "PrecisionAtFixedRecall", "RecallAtFixedPrecision")
+"""Curves that need positive samples alone; the others need negative ones too."""
+
+
+def undefined(metric: Metric) -> Undefined | None:
+    """Where its value is 0/0; ``None`` if its kind of state does not tell."""
+    names = [c.__name__ for c in type(metric).__mro__ if c.__module__.startswith("torchmetrics.")]
+    task = next((t for name in names for t in ("Binary", "Multiclass", "Multilabel") if name.startswith(t)), "")
+    kinds = [name.removeprefix(task) for name in names]
+    state: Any = metric
+    if counted := next((kind for kind in kinds if kind in _COUNTS), None):
+        return None if not task or isinstance(vars(metric).get("tp"), list) else _of_counts(state, counted, task)
+    if "MatthewsCorrCoef" in kinds:
+        table = state.confmat.sum(0) if state.confmat.dim() == 3 else state.confmat
+        held = torch.stack([table.sum(-1), table.sum(-2)]) == table.sum()
+        return Undefined(held.any(), "All targets or all predictions are of one class")
+    if "PrecisionRecallCurve" in kinds and task:
+        return _of_curve(state, kinds[0], task)
+    return None
+
+
+def _of_counts(state: Any, kind: str, task: str) -> Undefined:
+    if hasattr(state, "confmat"):
+        table, at = state.confmat, state.ignore_index
+        if task == "Multiclass":
+            tp = table.diag().clone()
+            counts = {"tp": tp, "fp": table.sum(0) - tp, "fn": table.sum(1) - tp}
+            for count in counts.values() if at is not None and 0 <= at < len(tp) else ():
+                count[at] = 0  # torchmetrics leaves the class out of averages
+        else:
+            counts = {"fp": table[..., 0, 1], "fn": table[..., 1, 0], "tp": table[..., 1, 1]}
+    else:
+        counts = {name: getattr(state, name) for name in ("tp", "fp", "tn", "fn")}
+    below, reason = _RECALL if task == "Multiclass" and kind in ("Accuracy", "HammingDistance") else _COUNTS[kind]
+    if task == "Binary" or state.average == "micro":
+        counts = {name: count.sum() for name, count in counts.items()}
+    absent = counts["tp"] + counts["fp"] + counts["fn"] == 0 if task == "Multiclass" else None
+    where = torch.as_tensor(sum(counts[name] for name in below) == 0)
+    return Undefined(where, reason, counts["tp"] + counts["fn"], absent)
+
+
+def _of_curve(state: Any, kind: str, task: str) -> Undefined | None:
+    average = getattr(state, "average", None)
+    if hasattr(state, "confmat"):  # with thresholds, every one of which has all samples
+        negatives, positives = state.confmat[0].sum(-1).unbind(-1)
+    elif not state.target:
+        return None
+    else:
+        target = dim_zero_cat(state.target)
+        if task == "Multiclass" and average != "micro":
+            positives = torch.bincount(target, minlength=state.num_classes)
+            negatives = target.numel() - positives
+        else:
+            positives, negatives = (target == 1).sum(0), (target == 0).sum(0)
+    if average == "micro":
+        positives, negatives = positives.sum(), negatives.sum()
+    where, at, absent = positives == 0, state.ignore_index, torch.zeros_like(positives, dtype=torch.bool)
+    if task == "Multiclass" and absent.dim() and at is not None and 0 <= at < len(absent):
+        absent[at] = True
+    some = "positive" if kind in _OF_POSITIVES or bool((where & ~absent).any()) else "negative"
+    where = where if kind in _OF_POSITIVES else where | (negatives == 0)
+    return Undefined(where, f"No {some} samples in targets", positives, absent, needs_all=True)
 
 
 def _judged(metric: Metric, value: Any, found: Undefined, of_batch: bool) -> tuple[Any, str | None]:
