@@ -112,17 +112,10 @@ def comparison(runs: list[Run]) -> str:
         ("fairness angle (rad)", [run.last("angle") for run in runs]),
         ("worst 10 %", [run.last("worst_10") for run in runs]),
         ("conflicts per round, model", [fmean(run.record.rounds.conflicts) for run in runs]),
-        ("conflicts per round, all layers", [layer_conflicts(run.record) for run in runs]),
         ("seconds", [run.seconds for run in runs]),
     ]
     head = f"{f'last {LAST} rounds':32}" + "".join(f"{run.name:>9}" for run in runs)
     return "\n".join([head] + [f"{name:32}" + "".join(f"{v:9.3f}" for v in values) for name, values in rows])
-
-
-def layer_conflicts(record: fl.report.FitRecord) -> float:
-    """Clients in conflict per round, added up over the layers."""
-    assert record.layer_conflicts is not None
-    return sum(map(sum, record.layer_conflicts.totals)) / len(record.rounds)
 
 
 def draw(runs: list[Run], path: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import lzma
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from benchmarks.papers.records import encode, read
 from benchmarks.papers.records import replace as write_at_once
 from fl_lightning.comparison.files import read_run, write_run
 from fl_lightning.core.storage.files import write_text
-from fl_lightning.report import ClientValues, FitRecord, record_from_json, record_to_json
+from fl_lightning.report import ClientValues, FitRecord, RoundSeries, record_from_json, record_to_json
 
 CURVE = ("mean", "worst_10", "angle")
 DIGITS = 6  # of seconds: means of them are printed to a tenth, packed or not
@@ -62,9 +62,14 @@ def packed(folder: Path) -> dict[str, FitRecord]:
 
 
 def _read(record: dict[str, Any]) -> FitRecord:
-    """A record, perhaps one of before divisions were numbered and clients with one class were marked."""
+    """A record, perhaps one of a form that had other entries."""
     evaluations = [{"one_class": {}, **evaluation} for evaluation in record["evaluations"]]
-    return record_from_json(json.dumps({"division": 0, **record, "evaluations": evaluations}))
+    rounds = {entry.name: list(record["rounds"][entry.name]) for entry in fields(RoundSeries)}
+    if rounds["evaluation_seconds"]:
+        rounds["evaluation_seconds"][-1] += record.get("recording_seconds", 0.0)
+    new = {"division": 0, "class_names": (), "class_counts": ()}
+    own = {**new, **{entry.name: record[entry.name] for entry in fields(FitRecord) if entry.name in record}}
+    return record_from_json(json.dumps({**own, "absences": (), "rounds": rounds, "evaluations": evaluations}))
 
 
 def finished(folder: Path) -> dict[str, FitRecord]:
@@ -108,16 +113,16 @@ def lean(record: FitRecord) -> FitRecord:
     last = (record.last_values("val"), record.last_values("test"))
     return replace(
         record,
-        rounds=replace(rounds, train_loss=unknown, step_norm=unknown, **seconds),
+        rounds=replace(rounds, train_loss=unknown, **seconds),
         metrics=tuple(
             replace(series, summaries={name: series.summaries[name] for name in CURVE if name in series.summaries})
             for series in record.metrics
             if series.stage == "val" and not series.metric.endswith("_loss")
         ),
         evaluations=tuple(_without_losses(values) for values in last if values is not None),
-        weights=None,
-        layer_conflicts=None,
-        holdings=None,
+        class_names=(),
+        class_counts=(),
+        absences=(),
         configuration={},
         command="",
     )

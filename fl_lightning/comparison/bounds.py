@@ -67,7 +67,7 @@ class OneLearner(LightningDataModule):
         """A record of a fit on all clients' data, with the clients in the place of the learner."""
         names = (*self.names, *record.client_names[len(self.names) :])  # those that are only evaluated come last
         sizes = (*self.sizes, *(0 for _ in names[len(self.names) :]))
-        return replace(record, client_names=names, client_sizes=sizes, weights=None, layer_conflicts=None)
+        return replace(record, client_names=names, client_sizes=sizes)
 
     def __getattr__(self, name: str) -> Any:
         # Modules read `self.trainer.datamodule.num_classes` and the like.
@@ -115,7 +115,7 @@ def merged(fits: Mapping[int, FitRecord], names: tuple[str, ...], sizes: tuple[i
     """
     base = replace(
         max(fits.values(), key=lambda fit: len(fit.rounds)), client_names=names, client_sizes=sizes, metrics=(),
-        evaluations=(), weights=None, layer_conflicts=None, absences=(), rounds=_one_after_the_other(fits.values()),
+        evaluations=(), absences=(), rounds=_one_after_the_other(fits.values()),
     )  # fmt: skip
     builder = RecordBuilder(base)
     for stage in ("val", "test"):
@@ -142,10 +142,7 @@ def _one_after_the_other(fits: Iterable[FitRecord]) -> RoundSeries:
         name: tuple(map(sum, zip_longest(*(getattr(series, name) for series in rounds), fillvalue=0.0)))
         for name in ("training_seconds", "server_seconds", "evaluation_seconds")
     }
-    unknown, none = (None,) * len(longest), (0,) * len(longest)
-    return replace(
-        longest, train_loss=unknown, step_norm=unknown, conflicts=none, drop_outs=none, errors=none, **seconds
-    )
+    return replace(longest, train_loss=(None,) * len(longest), conflicts=(0,) * len(longest), **seconds)
 
 
 def _value(fit: FitRecord, values: ClientValues, metric: str) -> float:

@@ -4,11 +4,18 @@
 Uses ``lightning``, ``core``, ``metrics`` and ``arguments``.
 """
 
-from fl_lightning.report.json_form import record_from_json, record_to_json
 from fl_lightning.report.page import write_report
-from fl_lightning.report.record import Absence, ClientValues, FitRecord, Holdings, MetricSeries, RoundSeries, RoundTable
+from fl_lightning.report.record import (
+    Absence,
+    ClientValues,
+    FitRecord,
+    MetricSeries,
+    RoundSeries,
+    record_from_json,
+    record_to_json,
+)
 
 __all__ = [
-    "Absence", "ClientValues", "FitRecord", "Holdings", "MetricSeries", "RoundSeries", "RoundTable",
-    "record_from_json", "record_to_json", "write_report",
+    "Absence", "ClientValues", "FitRecord", "MetricSeries", "RoundSeries", "record_from_json", "record_to_json",
+    "write_report",
 ]  # fmt: skip

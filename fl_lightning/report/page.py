@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fl_lightning.arguments import FILLED, checked, listed
 from fl_lightning.core.errors import how_to_install
 from fl_lightning.core.storage.files import write_text
-from fl_lightning.report import gains, tables
+from fl_lightning.report import client_pictures, gains, round_pictures, tables
 from fl_lightning.report.conclusion import lede
 from fl_lightning.report.number_formats import isolated, plural, shortened
 from fl_lightning.report.pictures import DARK, FONTS, LIGHT, Picture
@@ -85,8 +85,7 @@ def table_page(heading: str, lede: Sequence[str], parts: Sequence[Part]) -> str:
     except ImportError as error:
         raise ImportError(f"pages need jinja2: {how_to_install('report')}") from error
     sections = [(f"part-{place}", part.title, [part]) for place, part in enumerate(parts)]
-    facts = f"written {datetime.now():%Y-%m-%d %H:%M:%S}"
-    return template.render(heading=heading, facts=facts, lede=lede, sections=sections, drawn="", library="")
+    return template.render(heading=heading, facts=_written(), lede=lede, sections=sections, drawn="", library="")
 
 
 @cache
@@ -107,25 +106,19 @@ def _sections(
     methods: list[Method], stage: Stage, table: Summary | None
 ) -> list[tuple[str, str, list[Picture | Part | None]]]:
     """Key, name and parts of each section; parts without data are ``None``."""
-    from fl_lightning.report import client_pictures, heat_maps, round_pictures  # they import plotly
-
-    missing = round_pictures.missing(methods)
+    clients = client_pictures
     gained = {} if table is None else gains.gain_tables(methods, table.metric, stage, table.mode)
     numbers, joining = (None, None) if table is None else (table.part, gains.joining(gained, table.metric))
     return [
-        ("clients", "Clients", [client_pictures.fares(methods, stage), numbers, heat_maps.over_time(methods)]),
+        ("clients", "Clients", [clients.fares(methods, stage), numbers, clients.over_time(methods)]),
         ("joining", "Should a client join?", [joining]),
         ("rounds", "Rounds", [
-            round_pictures.mean_and_worst(methods), round_pictures.unevenness(methods),
-            round_pictures.training_loss(methods), round_pictures.learning_rate(methods),
+            round_pictures.mean_and_worst(methods), round_pictures.training_loss(methods),
+            round_pictures.conflicts(methods),
         ]),
-        ("conflicts", "Conflicts", [round_pictures.conflicts(methods), heat_maps.layer_conflicts(methods)]),
-        ("weights", "Weights", [heat_maps.weights(methods)]),
-        ("data", "Data", [heat_maps.partition(methods)]),
-        ("missing", "Drop-outs and errors", [
-            missing or tables.nobody_missing(methods), tables.reasons(methods),
-        ]),
-        ("cost", "Time and memory", [tables.costs(methods), round_pictures.time_per_round(methods)]),
+        ("data", "Data", [clients.partition(methods)]),
+        ("missing", "Drop-outs and errors", [tables.reasons(methods)]),
+        ("cost", "Time and memory", [tables.costs(methods)]),
         ("numbers", "Numbers of all clients", [tables.clients(methods, stage)]),
         ("run", "Run it again", [tables.runs(methods)]),
     ]  # fmt: skip
@@ -157,4 +150,8 @@ def _facts(records: Sequence[FitRecord], methods: Sequence[Method]) -> str:
     broken = sum(record.status == "interrupted" for record in records)
     if broken:
         facts.append("interrupted" if len(records) == 1 else f"{broken} fits were interrupted")
-    return " · ".join([*facts, f"written {datetime.now():%Y-%m-%d %H:%M:%S}"])
+    return " · ".join([*facts, _written()])
+
+
+def _written() -> str:
+    return f"written {datetime.now():%Y-%m-%d %H:%M:%S}"

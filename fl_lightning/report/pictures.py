@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a picture is: figures of plotly, their look in light and dark, and which of many numbers they show.
+"""What a picture is: figures of plotly, their look in light and dark, and which of many clients they show.
 
 People with any form of colour blindness can tell the colours of each two methods apart (by at least 15 units of CIELAB,
 as Machado et al. (2009) simulate it). Each stands out from light and dark paper, with a contrast of 3:1 or more.
@@ -9,31 +9,27 @@ from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
-from fl_lightning.report.number_formats import isolated, plural, shortened
-from fl_lightning.report.runs_of_a_method import Method
+from fl_lightning.report.number_formats import isolated, shortened
 
 MAX_NAMED = 40  # clients that get a line with their name
+MAX_CLIENTS = 400  # that a picture shows
 BETTER = {"max": "up is better", "min": "down is better", "abs": "near 0 is better"}
 FONTS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Noto Sans", sans-serif'
 
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of a page and of its pictures; scales go from the least to the most."""
+    """Colours of a page and of its pictures."""
 
     paper: str  # background
     panel: str  # background of boxes
     ink: str
     muted: str  # text that matters less, and lines of reference
     grid: str  # lines of grids and borders
-    blue: tuple[str, ...]  # amounts; nothing at all differs from an empty place
-    signed: tuple[str, ...]  # 0 is in the middle
 
     colors: ClassVar[tuple[str, ...]] = (
         "#0d86cb", "#e46d00", "#0fa860", "#9c4d8f", "#c82f34", "#5958d0", "#7c35f3", "#7d7d7d",
@@ -42,52 +38,28 @@ class Theme:
 
     def template(self) -> dict[str, Any]:
         """What plotly draws wherever a figure says nothing else."""
-        small, blue, signed = {"size": 12, "color": self.muted}, _scale(self.blue), _scale(self.signed)
         lines = dict.fromkeys(("gridcolor", "linecolor", "tickcolor", "zerolinecolor"), self.grid)
-        axis = {**lines, "automargin": True, "hoverformat": ".4~g", "title": {"standoff": 10, "font": small}}
+        title = {"standoff": 10, "font": {"size": 12, "color": self.muted}}
+        axis = {**lines, "automargin": True, "hoverformat": ".4~g", "title": title}
         bar = {"thickness": 10, "outlinewidth": 0, "title": {"side": "right"}}
         return {
             "data": {
-                "heatmap": [{"colorbar": bar, "hoverongaps": False}],
+                "heatmap": [{"colorbar": bar, "colorscale": "Cividis", "hoverongaps": False}],
                 "scatter": [{"marker": {"line": {"width": 0.5, "color": self.paper}}}],
             },
             "layout": {
-                "colorscale": {"sequential": blue, "diverging": signed},
                 "font": {"family": FONTS, "size": 12, "color": self.ink},
                 "hoverlabel": {"align": "left", "bgcolor": self.panel, "font": {"color": self.ink}, "namelength": -1},
                 "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"},
                 "margin": {"l": 44, "r": 8, "t": 8, "b": 44},
                 "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": self.muted, "activecolor": self.ink},
-                "paper_bgcolor": "rgba(0,0,0,0)",
-                "plot_bgcolor": "rgba(0,0,0,0)",
-                "xaxis": axis,
-                "yaxis": axis,
+                "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "xaxis": axis, "yaxis": axis,
             },
-        }
+        }  # fmt: skip
 
 
-def _scale(colors: Sequence[str]) -> list[tuple[float, str]]:
-    return [(place / (len(colors) - 1), color) for place, color in enumerate(colors)]
-
-
-LIGHT = Theme(
-    paper="#ffffff",
-    panel="#f6f7f9",
-    ink="#1c2127",
-    muted="#5c6670",
-    grid="#e3e6ea",
-    blue=("#dbe8f3", "#a9cde8", "#6aa8d4", "#2c7fb8", "#0b5590", "#04305a"),
-    signed=("#8a3300", "#d9722e", "#f3c3a0", "#e4e7ea", "#a9cde8", "#3a8cc4", "#04305a"),
-)
-DARK = Theme(
-    paper="#14181d",
-    panel="#1c2229",
-    ink="#e6e9ed",
-    muted="#9aa5b1",
-    grid="#2d353f",
-    blue=("#1f3a52", "#1f5684", "#2a7ab8", "#55a3dc", "#96cbf2", "#dff1ff"),
-    signed=("#ffc49b", "#e0762f", "#7a3b17", "#343c46", "#1f5684", "#4b9bd6", "#cfe9ff"),
-)
+LIGHT = Theme(paper="#ffffff", panel="#f6f7f9", ink="#1c2127", muted="#5c6670", grid="#e3e6ea")
+DARK = Theme(paper="#14181d", panel="#1c2229", ink="#e6e9ed", muted="#9aa5b1", grid="#2d353f")
 
 
 @dataclass(frozen=True)
@@ -97,7 +69,7 @@ class Picture:
     key: str
     title: str  # what one sees, in words
     variants: Mapping[str, Any]  # figures of plotly, by the name on their button
-    caption: str  # how to read it, and what was thinned out
+    caption: str  # how to read it, and what was left out
     choose: str  # what the buttons choose, "metric" for instance
 
 
@@ -106,12 +78,13 @@ def picture(key: str, title: str, variants: Mapping[str, Any], *captions: str, c
     return Picture(key, title, variants, sentences(*captions), choose) if variants else None
 
 
-def figure(traces: Sequence[Any], x: str, y: str, height: int, **layout: Any) -> Any:
-    """A figure of plotly with titled axes; the page adds the template of the reader's theme."""
+def figure(x: str, y: str, height: int, **layout: Any) -> Any:
+    """An empty figure of plotly with titled axes; the page adds the template of the reader's theme."""
     from plotly.graph_objects import Figure
 
-    made = Figure(list(traces), {"template": "none", "height": height, **layout})
-    return made.update_layout(xaxis_title_text=x, yaxis_title_text=y)
+    return Figure(layout={"template": "none", "height": height, **layout}).update_layout(
+        xaxis_title_text=x, yaxis_title_text=y
+    )
 
 
 def color_of(place: int) -> str:
@@ -134,28 +107,12 @@ def hover_name(text: str) -> str:
     return "<br>".join(escaped(line, 60) for line in textwrap.wrap(text, 60, max_lines=4) or [text])
 
 
-def thinned(count: int, most: int) -> list[int]:
-    """Places at even distances, the first and the last among them."""
-    return list(range(count)) if count <= most else np.linspace(0, count - 1, most).round().astype(int).tolist()
-
-
 def both_ends(count: int, most: int) -> list[int]:
-    """Places of which the first and last quarter of ``most`` are whole, and those between at even distances."""
-    if count <= most:
-        return list(range(count))
-    end = most // 4
-    middle = [end + place for place in thinned(count - 2 * end, most - 2 * end)]
-    return [*range(end), *middle, *range(count - end, count)]
+    """The first and the last places, half of ``most`` each; all where there are no more."""
+    return list(range(count)) if count <= most else [*range(most // 2), *range(count - most // 2, count)]
 
 
-def thin_words(count: int, most: int) -> str:
+def thin_words(count: int) -> str:
     """That not every client is drawn; empty if they are."""
-    if count <= most:
-        return ""
-    return f"Of {count:,} clients, {most:,} are drawn: the worst and the best quarter of these, and some between."
-
-
-def first_words(methods: Sequence[Method]) -> str:
-    """That one seed of several is drawn."""
-    most = max(len(method.fits) for method in methods)
-    return "" if most == 1 else f"Of {plural(most, 'seed')}, the first is drawn."
+    half = MAX_CLIENTS // 2
+    return "" if count <= MAX_CLIENTS else f"Of {count:,} clients, the worst {half} and the best {half} are drawn."

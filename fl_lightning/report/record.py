@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report shows of one fit, as plain values that go through JSON and come back equal."""
+"""What a report shows of one fit, as plain values, and the same as JSON text and back.
+
+The form is strict, so that a file of another form is refused and not half understood.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from math import isfinite
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 from fl_lightning.arguments import TEXT, Bounds, checked
 from fl_lightning.core.records import EvaluationRecord
@@ -14,11 +19,7 @@ from fl_lightning.metrics.functional import Mode
 
 VERSION = 1
 
-
-_COUNTED = (
-    "round", "clients", "step_norm", "conflicts", "drop_outs", "errors", "training_seconds", "server_seconds",
-    "evaluation_seconds",
-)  # fmt: skip
+_COUNTED = ("round", "clients", "conflicts", "training_seconds", "server_seconds", "evaluation_seconds")
 
 
 @checked(**dict.fromkeys(_COUNTED, Bounds(0)))
@@ -30,13 +31,7 @@ class RoundSeries:
         round: index from 0.
         clients: clients whose updates were aggregated.
         train_loss: mean of the local training losses, weighted by samples.
-        step_norm: Euclidean norm of the server's step.
         conflicts: clients in conflict with the step, on the whole model; ``None`` where nobody counted.
-        drop_outs: clients that the sampler let drop out.
-        errors: clients that were left out for any other reason.
-        flagged: the method met a degenerate case and fell back.
-        skipped: the round changed nothing.
-        learning_rate: of the clients, at the beginning of the round; ``None`` without a single one.
         training_seconds: wall-clock seconds in which clients trained.
         server_seconds: wall-clock seconds in which the server aggregated.
         evaluation_seconds: wall-clock seconds of the validation that followed; 0 without one.
@@ -45,13 +40,7 @@ class RoundSeries:
     round: tuple[int, ...] = ()
     clients: tuple[int, ...] = ()
     train_loss: tuple[float | None, ...] = ()
-    step_norm: tuple[float | None, ...] = ()
     conflicts: tuple[int | None, ...] = ()
-    drop_outs: tuple[int, ...] = ()
-    errors: tuple[int, ...] = ()
-    flagged: tuple[bool, ...] = ()
-    skipped: tuple[bool, ...] = ()
-    learning_rate: tuple[float | None, ...] = ()
     training_seconds: tuple[float, ...] = ()
     server_seconds: tuple[float, ...] = ()
     evaluation_seconds: tuple[float, ...] = ()
@@ -132,59 +121,6 @@ class ClientValues:
         )
 
 
-@checked(rows=TEXT, width=Bounds(1), counts=Bounds(0))
-@dataclass(frozen=True)
-class RoundTable:
-    """Means per row and stretch of rounds; long fits have longer stretches, so that the table stays small.
-
-    Attributes:
-        rows: what the rows are called.
-        width: rounds per stretch: column ``k`` stands for the rounds from ``k * width`` on.
-        totals: per row and stretch, a sum.
-        counts: per row and stretch, how many numbers are in the sum; the mean is total by count.
-    """
-
-    rows: tuple[str, ...]
-    width: int
-    totals: tuple[tuple[float, ...], ...]
-    counts: tuple[tuple[int, ...], ...]
-
-    def __post_init__(self) -> None:
-        _check_lengths(self, {name: len(getattr(self, name)) for name in ("rows", "totals", "counts")})
-        rows = {
-            f"{name} of row {k}": len(row) for name in ("totals", "counts") for k, row in enumerate(getattr(self, name))
-        }
-        _check_lengths(self, rows or {"rows": 0})
-
-    @property
-    def means(self) -> tuple[tuple[float | None, ...], ...]:
-        """``None`` where nothing was counted."""
-        return tuple(
-            tuple(total / count if count else None for total, count in zip(*both, strict=True))
-            for both in zip(self.totals, self.counts, strict=True)
-        )
-
-
-@checked(columns=TEXT, counts=Bounds(0))
-@dataclass(frozen=True)
-class Holdings:
-    """Which training samples the clients hold.
-
-    Attributes:
-        kind: what the columns are, ``"class"`` or ``"domain"`` for instance.
-        columns: their names.
-        counts: per client, samples in each column.
-    """
-
-    kind: str
-    columns: tuple[str, ...]
-    counts: tuple[tuple[int, ...], ...]
-
-    def __post_init__(self) -> None:
-        rows = {f"counts[{client}]": len(row) for client, row in enumerate(self.counts)}
-        _check_lengths(self, {"columns": len(self.columns), **rows})
-
-
 @checked(count=Bounds(0), first_round=Bounds(0), last_round=Bounds(0), client_ids=Bounds(0))
 @dataclass(frozen=True)
 class Absence:
@@ -192,7 +128,6 @@ class Absence:
 
     Attributes:
         reason: in words.
-        drop_out: the sampler let them drop out; otherwise something was wrong.
         count: how often it happened.
         first_round: index of the first round of it.
         last_round: index of the last one.
@@ -200,7 +135,6 @@ class Absence:
     """
 
     reason: str
-    drop_out: bool
     count: int
     first_round: int
     last_round: int
@@ -209,7 +143,7 @@ class Absence:
 
 @checked(
     version=Bounds(VERSION, VERSION), division=Bounds(0), planned_rounds=Bounds(1), learning_rate=Bounds(0),
-    client_names=TEXT, client_sizes=Bounds(0), memory=Bounds(0), command=TEXT, recording_seconds=Bounds(0),
+    client_names=TEXT, client_sizes=Bounds(0), class_names=TEXT, class_counts=Bounds(0), memory=Bounds(0), command=TEXT,
 )  # fmt: skip
 @dataclass(frozen=True)
 class FitRecord:
@@ -233,16 +167,13 @@ class FitRecord:
         command: the command line to run it again; empty if there is none.
         client_names: what people call the clients, by client id; those that have left come last.
         client_sizes: their training samples.
-        holdings: which classes or domains the clients hold, if the data say it.
+        class_names: what the classes of the data are called, if the data say it.
+        class_counts: per client, training samples of each class.
         rounds: the rounds.
         metrics: each metric over the evaluations.
         evaluations: clients' values; of many evaluations some, the first and the last of each stage among them.
-        weights: the weights that clients' updates had in the step, one row per client, counted where the client took
-            part; ``None`` if the method reports none or there are too many clients.
-        layer_conflicts: share of a round's clients in conflict with the step, one row per layer.
         absences: why clients were left out.
         memory: bytes that the fit needs beside the module, by name.
-        recording_seconds: wall-clock seconds that recording and writing reports took.
         version: of this form.
     """
 
@@ -260,19 +191,19 @@ class FitRecord:
     command: str = ""
     client_names: tuple[str, ...] = ()
     client_sizes: tuple[int, ...] = ()
-    holdings: Holdings | None = None
+    class_names: tuple[str, ...] = ()
+    class_counts: tuple[tuple[int, ...], ...] = ()
     rounds: RoundSeries = field(default_factory=RoundSeries)
     metrics: tuple[MetricSeries, ...] = ()
     evaluations: tuple[ClientValues, ...] = ()
-    weights: RoundTable | None = None
-    layer_conflicts: RoundTable | None = None
     absences: tuple[Absence, ...] = ()
     memory: Mapping[str, int] = field(default_factory=dict)
-    recording_seconds: float = 0.0
     version: int = VERSION
 
     def __post_init__(self) -> None:
         _check_lengths(self, {"client_names": len(self.client_names), "client_sizes": len(self.client_sizes)})
+        rows = {f"class_counts[{client}]": len(row) for client, row in enumerate(self.class_counts)}
+        _check_lengths(self, {"class_names": len(self.class_names), **rows})
 
     def last_values(self, stage: Literal["val", "test"] | None = None) -> ClientValues | None:
         """Clients' values in the last evaluation of a stage; by default of the test, or else of validation."""
@@ -291,3 +222,58 @@ def _check_lengths(owner: object, lengths: Mapping[str, int]) -> None:
         if length != wanted:
             found = f"found {wanted} and {length}"
             raise ValueError(f"{name} and {other} of {type(owner).__name__} must be equally long, {found}")
+
+
+@checked()
+def record_to_json(record: FitRecord) -> str:
+    """The record as one JSON object, with a key per attribute.
+
+    Raises:
+        ValueError: ``settings``, ``arguments`` or ``configuration`` hold NaN or infinity, which JSON does not know.
+    """
+    return json.dumps(record, default=_entries, allow_nan=False, separators=(",", ":"))
+
+
+@checked(text=TEXT)
+def record_from_json(text: str) -> FitRecord:
+    """What :func:`record_to_json` returned.
+
+    Raises:
+        TypeError: a value is of another kind.
+        ValueError: the text is no JSON, has another version, lacks a key, has one too many, or a value out of range.
+    """
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"text of record_from_json must be JSON, found {text[:40]!r}: {error}") from error
+    version = found.get("version") if isinstance(found, Mapping) else None
+    if version != VERSION:
+        raise ValueError(f"the record of a fit must have version {VERSION}, found {version!r}")
+    record: FitRecord = _built(FitRecord, found)
+    return record
+
+
+def _entries(record: Any) -> dict[str, Any]:
+    if not is_dataclass(record):
+        raise TypeError(f"a record must hold plain values, found {type(record).__name__}")
+    return {entry.name: getattr(record, entry.name) for entry in fields(record)}
+
+
+def _built(cls: Any, found: Any) -> Any:
+    names = [entry.name for entry in fields(cls)]
+    keys = sorted(found) if isinstance(found, Mapping) else found
+    if keys != sorted(names):
+        raise ValueError(f"{cls.__name__} must be an object with the keys {sorted(names)}, found {keys}")
+    hints = _hints(cls)
+    return cls(**{name: _nested(hints[name], found[name]) for name in names})
+
+
+_hints = cache(get_type_hints)
+
+
+def _nested(annotation: Any, value: Any) -> Any:
+    """The value with its dictionaries built, if the annotation is of a record or of several."""
+    kind = next((kind for kind in (annotation, *get_args(annotation)) if is_dataclass(kind)), None)
+    if kind is None:
+        return value
+    return [_built(kind, entry) for entry in value] if isinstance(value, list) else _built(kind, value)

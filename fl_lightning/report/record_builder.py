@@ -8,19 +8,14 @@ from dataclasses import fields, replace
 from math import isfinite
 from typing import Any, Literal
 
-import numpy as np
-
 from fl_lightning.core.records import EvaluationRecord, RoundRecord
 from fl_lightning.core.storage.rule_state import matched
 from fl_lightning.metrics.functional import Mode
-from fl_lightning.report.record import Absence, ClientValues, FitRecord, MetricSeries, RoundSeries, RoundTable, finite
+from fl_lightning.report.record import Absence, ClientValues, FitRecord, MetricSeries, RoundSeries, finite
 
 _VALUES = 200_000  # numbers of single clients in the kept evaluations
-_CLIENTS = 20_000  # of more clients, weights are not kept
 _REASONS, _NAMED = 40, 20
 _REST = "other reasons"
-DROP_OUT = "dropped out"
-"""What a round says of clients that the sampler let drop out."""
 _Entry = tuple[int, Mapping[str, float | None]]
 """The rounds finished at an evaluation, and what sums it up."""
 
@@ -29,7 +24,7 @@ class RecordBuilder:
     """Grows with every round and evaluation; a number for a round costs some bytes, clients' values are thinned out.
 
     Of the evaluations, every second, fourth and so on keeps its clients' values, so that at most 200,000 numbers are
-    kept, and always the first and the last one. Weights and conflicts per layer become means over longer stretches.
+    kept, and always the first and the last one.
     """
 
     def __init__(self, record: FitRecord) -> None:
@@ -38,9 +33,12 @@ class RecordBuilder:
         self._metrics = {(series.stage, series.metric): _entries(series) for series in record.metrics}
         self._modes = {(series.stage, series.metric): series.mode for series in record.metrics}
         self._evaluations: list[ClientValues | EvaluationRecord] = list(record.evaluations)
-        self._absences = {(entry.drop_out, entry.reason): entry for entry in record.absences}
-        self._weights = None if record.weights is None else RoundTables.of(record.weights)
-        self._layers = None if record.layer_conflicts is None else RoundTables.of(record.layer_conflicts)
+        self._absences = {entry.reason: entry for entry in record.absences}
+
+    @property
+    def rounds(self) -> int:
+        """How many there are."""
+        return len(self._rounds["round"])
 
     def add_setting(self, name: str, value: float) -> None:
         """Sets what is known only as the fit goes on."""
@@ -55,8 +53,6 @@ class RecordBuilder:
             rounds=RoundSeries(**{name: tuple(values) for name, values in self._rounds.items()}),
             metrics=tuple(_series(*key, self._modes[key], found) for key, found in self._metrics.items()),
             evaluations=tuple(self._evaluations),  # type: ignore[arg-type]
-            weights=None if self._weights is None else self._weights.table(),
-            layer_conflicts=None if self._layers is None else self._layers.table(),
             absences=tuple(self._absences.values()),
         )
 
@@ -71,8 +67,6 @@ class RecordBuilder:
         self._evaluations = [_with_ids(values, where) for values in before.evaluations]
         for key, found in self._absences.items():
             self._absences[key] = replace(found, client_ids=tuple(where[client] for client in found.client_ids))
-        if self._weights is not None:
-            self._weights.grow(names, where)
 
     def cut(self, index: int) -> None:
         """Forgets the rounds from ``index`` on, which an interrupted run left, and the evaluations after them."""
@@ -82,26 +76,16 @@ class RecordBuilder:
         for key, series in self._metrics.items():
             self._metrics[key] = [entry for entry in series if entry[0] <= index]
         self._evaluations = [values for values in self._evaluations if values.round <= index]
-        for tables in (self._weights, self._layers):
-            if tables is not None:
-                tables.cut(index)
 
-    def add_round(self, record: RoundRecord, learning_rate: float | None) -> bool:
-        """Adds a finished round, in the place of itself and of those after it; returns whether it is the first."""
+    def add_round(self, record: RoundRecord) -> None:
+        """Adds a finished round, in the place of itself and of those after it."""
         if self._rounds["round"] and self._rounds["round"][-1] >= record.round:
             self.cut(record.round)
-        drop_outs = sum(reason == DROP_OUT for reason in record.dropped.values())
         entry: dict[str, Any] = {
             "round": record.round,
             "clients": len(record.client_ids),
             "train_loss": finite(record.train_loss),
-            "step_norm": finite(record.step_norm),
             "conflicts": None if record.conflicts is None else int(record.conflicts),
-            "drop_outs": drop_outs,
-            "errors": len(record.dropped) - drop_outs,
-            "flagged": bool(record.flagged),
-            "skipped": record.skipped is not None,
-            "learning_rate": None if learning_rate is None else finite(learning_rate),
             "training_seconds": record.training_seconds,
             "server_seconds": max(0.0, record.seconds - record.training_seconds),
             "evaluation_seconds": 0.0,
@@ -109,10 +93,8 @@ class RecordBuilder:
         for name, values in self._rounds.items():
             values.append(entry[name])
         self._know(record.client_ids, record.client_names or tuple(map(str, record.client_ids)))
-        self._add_tables(record)
         for client, reason in record.dropped.items():
             self._add_absence(record.round, client, reason)
-        return len(self._rounds["round"]) == 1
 
     def add_evaluation_seconds(self, seconds: float) -> None:
         """The validation after the last round took so long."""
@@ -157,29 +139,13 @@ class RecordBuilder:
             sizes = (*self._base.client_sizes, *(0 for _ in more))
             self._base = replace(self._base, client_names=(*self._base.client_names, *more), client_sizes=sizes)
 
-    def _add_tables(self, record: RoundRecord) -> None:
-        clients, names = len(record.client_ids), self._base.client_names
-        if record.layer_conflicts:
-            if self._layers is None or self._layers.rows != tuple(record.layer_conflicts):
-                self._layers = RoundTables(tuple(record.layer_conflicts))
-            counts = enumerate(record.layer_conflicts.values())
-            self._layers.add(record.round, {row: (float(count), clients) for row, count in counts})
-        if record.weights is not None and len(names) <= _CLIENTS:
-            if self._weights is None:
-                self._weights = RoundTables(names)
-            if len(self._weights.rows) < len(names):
-                self._weights.grow(names, range(len(self._weights.rows)))
-            weights = zip(record.client_ids, record.weights.tolist(), strict=True)
-            self._weights.add(record.round, {client: (float(weight), 1) for client, weight in weights})
-
     def _add_absence(self, index: int, client: int, reason: str) -> None:
-        out = reason == DROP_OUT
-        key = (out, reason) if (out, reason) in self._absences or len(self._absences) < _REASONS else (False, _REST)
-        found = self._absences.get(key) or Absence(key[1], key[0], 0, index, index, ())
+        reason = reason if reason in self._absences or len(self._absences) < _REASONS else _REST
+        found = self._absences.get(reason) or Absence(reason, 0, index, index, ())
         clients = found.client_ids
         if client not in clients and len(clients) < _NAMED:
             clients = (*clients, client)
-        self._absences[key] = replace(found, count=found.count + 1, last_round=index, client_ids=clients)
+        self._absences[reason] = replace(found, count=found.count + 1, last_round=index, client_ids=clients)
 
 
 def _with_ids(values: ClientValues, ids: Sequence[int]) -> ClientValues:
@@ -210,59 +176,3 @@ def plain_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: plain_json(entry) for name, entry in value.items()}
     return [plain_json(entry) for entry in value] if isinstance(value, (list, tuple)) else value
-
-
-_CELLS = 50_000
-_COLUMNS = 400
-_Sums = np.ndarray[tuple[int, int, int], np.dtype[np.float64]]
-
-
-class RoundTables:
-    """Adds up numbers per row and stretch of rounds.
-
-    A stretch is one round at first. Where the table would have more than 400 columns or 50,000 cells, stretches become
-    twice as long, and neighbours are added up.
-    """
-
-    def __init__(self, rows: Sequence[str]) -> None:
-        self.rows, self._width = tuple(rows), 1
-        self._sums: _Sums = np.zeros((2, len(self.rows), 0))  # totals, counts
-
-    @classmethod
-    def of(cls, table: RoundTable) -> RoundTables:
-        """Goes on with a table."""
-        made = cls(table.rows)
-        made._width = table.width
-        made._sums = np.array([table.totals, table.counts], dtype=np.float64).reshape(2, len(table.rows), -1)
-        return made
-
-    def grow(self, rows: Sequence[str], places: Sequence[int]) -> None:
-        """More rows; those that there are go to these places."""
-        before, self._sums = self._sums, np.zeros((2, len(rows), self._sums.shape[2]))
-        self._sums[:, list(places)[: len(self.rows)]] = before
-        self.rows = tuple(rows)
-
-    def add(self, index: int, numbers: Mapping[int, tuple[float, int]]) -> None:
-        """Adds the numbers of a round."""
-        most = max(2, min(_COLUMNS, _CELLS // max(1, len(self.rows))))
-        while index // self._width >= most:
-            self._sums = _padded(self._sums, self._sums.shape[2] + self._sums.shape[2] % 2)
-            self._sums = self._sums[:, :, 0::2] + self._sums[:, :, 1::2]
-            self._width *= 2
-        column = index // self._width
-        self._sums = _padded(self._sums, max(column + 1, self._sums.shape[2]))
-        if numbers:
-            self._sums[:, list(numbers), column] += np.array(list(numbers.values())).T
-
-    def cut(self, first: int) -> None:
-        """Forgets the rounds from ``first`` on, with the rounds before it in the same stretch."""
-        self._sums = self._sums[:, :, : first // self._width]
-
-    def table(self) -> RoundTable:
-        """What has been added up."""
-        totals, counts = self._sums[0].tolist(), self._sums[1].astype(np.int64).tolist()
-        return RoundTable(self.rows, self._width, tuple(map(tuple, totals)), tuple(map(tuple, counts)))
-
-
-def _padded(sums: _Sums, columns: int) -> _Sums:
-    return np.pad(sums, ((0, 0), (0, 0), (0, columns - sums.shape[2])))

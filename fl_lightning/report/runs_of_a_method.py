@@ -20,6 +20,8 @@ from fl_lightning.report.repetitions import Repetition, Spread
 Stage = Literal["val", "test"]
 PERSONAL = "personal/"
 """Begins the names of metrics of the clients' own models."""
+SPENT = ("clients' training", "server", "evaluation")
+"""What a fit's time is spent on."""
 
 
 @dataclass(frozen=True)
@@ -262,11 +264,8 @@ def goodness(value: float, mode: Mode) -> float:
 def seconds_of(record: FitRecord) -> dict[str, float]:
     """Where a fit's time went."""
     rounds = record.rounds
-    columns = {
-        "clients' training": rounds.training_seconds, "server": rounds.server_seconds,
-        "evaluation": rounds.evaluation_seconds, "this report": (record.recording_seconds,),
-    }  # fmt: skip
-    return {name: sum(column) for name, column in columns.items() if name != "this report" or any(column)}
+    columns = (rounds.training_seconds, rounds.server_seconds, rounds.evaluation_seconds)
+    return dict(zip(SPENT, map(sum, columns), strict=True))
 
 
 def worst_first(record: FitRecord) -> list[int]:

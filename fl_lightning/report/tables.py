@@ -28,6 +28,7 @@ from fl_lightning.report.number_formats import (
 from fl_lightning.report.pictures import both_ends, sentences
 from fl_lightning.report.repetitions import Repetition, Spread, mark
 from fl_lightning.report.runs_of_a_method import (
+    SPENT,
     Method,
     Stage,
     label_of,
@@ -220,7 +221,7 @@ def clients(methods: Sequence[Method], stage: Stage) -> Part:
             for one in (order[k] for k in both_ends(len(order), _LISTED))
         ]  # fmt: skip
         head = ["client", "training samples", f"{STAGES[stage]} samples", *(method.label for method in methods)]
-        note = f" (the worst and best, and some between, of {len(order):,})" if len(rows) < len(order) else ""
+        note = f" (the worst and best of {len(order):,})" if len(rows) < len(order) else ""
         found.append(Table(rows, "numbers", head, f"{metric} of {plural(len(rows), 'client')}{note}"))
     return Part("Numbers of all clients", found)
 
@@ -237,28 +238,19 @@ def reasons(methods: Sequence[Method]) -> Part:
             rounds = f"{first}" if first == last else f"{first} to {last}"
             rows.append([label, entry.reason, f"{entry.count:,}", rounds, names + more])
     head = ["method", "reason", "times", "rounds", "clients"]
-    return Part("Reasons", [Table(rows, "text", head)] if rows else [], level=3)
-
-
-def nobody_missing(methods: Sequence[Method]) -> Part:
-    """A sentence for fits in which everybody took part."""
-    rounds = sum(len(record.rounds) for record in records_of(methods))
-    words = f"Every client that was drawn took part, in all of {plural(rounds, 'round')}." if rounds else ""
-    return Part("Who was missing", caption=words)
+    count = sum(len(record.rounds) for record in records_of(methods))
+    words = f"Every client that was drawn took part, in all of {plural(count, 'round')}." * bool(count and not rows)
+    return Part("Who was missing", [Table(rows, "text", head)] if rows else [], words)
 
 
 def costs(methods: Sequence[Method]) -> Part:
     """Seconds of each method, by what they were spent on, and the most bytes that fits take, by what they are for."""
-    taken = [(method, [seconds_of(record) for record in method.records if len(record.rounds)]) for method in methods]
-    means = {
-        m.label: {part: fmean(fit.get(part, 0.0) for fit in fits) for part in fits[0]} for m, fits in taken if fits
-    }
-    parts = list(dict.fromkeys(part for row in means.values() for part in row))
-    rows = [
-        [name, *(duration(row.get(part, 0.0)) for part in parts), duration(sum(row.values()))]
-        for name, row in means.items()
-    ]
-    found = [Table(rows, "numbers", ["seconds of a fit", *parts, "in all"])] if rows else []
+    rows = []
+    for method in methods:
+        fits = [seconds_of(record) for record in method.records if len(record.rounds)]
+        means = [fmean(fit[part] for fit in fits) for part in SPENT] if fits else []
+        rows += [[method.label, *map(duration, means), duration(sum(means))]] if fits else []
+    found = [Table(rows, "numbers", ["seconds of a fit", *SPENT, "in all"])] if rows else []
     memory = {method.label: method.first.memory for method in methods if method.first.memory}
     uses = list(dict.fromkeys(use for sizes in memory.values() for use in sizes))
     rows = [[use, *(in_bytes(sizes.get(use, 0)) for sizes in memory.values())] for use in uses]

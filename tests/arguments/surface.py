@@ -182,11 +182,9 @@ def own_arguments() -> dict[str, dict[str, Any]]:
         "metrics.functional.equalized_odds": {"predictions": ones, "labels": ones, "groups": ones},
         "ParamLayout.from_sizes": {"sizes": (2, 1)},
         "callbacks.Report": {"path": Path(tempfile.mkdtemp()) / "report.html"},
-        "report.Absence": {"drop_out": True, "count": 1, "first_round": 0, "last_round": 0},
+        "report.Absence": {"count": 1, "first_round": 0, "last_round": 0},
         "report.ClientValues": {"sizes": (3, 3), "values": {"acc": (0.5, None)}, "modes": {"acc": "max"}},
-        "report.Holdings": {"kind": "class", "columns": ("cat", "dog"), "counts": ((1, 2), (3, 0))},
         "report.MetricSeries": {"metric": "acc", "mode": "max", "rounds": (1,), "summaries": {"mean": (0.5,)}},
-        "report.RoundTable": {"rows": ("a",), "width": 1, "totals": ((1.0,),), "counts": ((2,),)},
         "report.record_from_json": {"text": fl.report.record_to_json(fl.report.FitRecord("FedAvg"))},
         "report.record_to_json": {"record": fl.report.FitRecord("FedAvg")},
         "report.write_report": {

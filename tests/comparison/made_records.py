@@ -23,7 +23,6 @@ def record(
     """A run whose clients end with these values, metric by metric; a metric's stage is in its name."""
     rounds = max(1, len(conflicts))
     zeros: tuple[float, ...] = (0.0,) * rounds
-    none, never = (0,) * rounds, (False,) * rounds
     evaluations = tuple(
         ClientValues(
             round=5, stage="test" if "test" in metric else "val", client_ids=tuple(range(len(found))),
@@ -32,8 +31,8 @@ def record(
         for metric, found in values.items()
     )  # fmt: skip
     series = RoundSeries(
-        tuple(range(rounds)), (4,) * rounds, zeros, zeros, tuple(conflicts) or none, none, none, never, never, zeros,
-        (seconds / rounds,) * rounds, zeros, zeros,
+        tuple(range(rounds)), (4,) * rounds, zeros, tuple(conflicts) or (0,) * rounds, (seconds / rounds,) * rounds,
+        zeros, zeros,
     )  # fmt: skip
     return FitRecord(
         "by hand", client_names=tuple(names), client_sizes=(10,) * len(names), evaluations=evaluations, rounds=series

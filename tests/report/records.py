@@ -7,13 +7,11 @@ import random
 import torch
 
 from fl_lightning.core.records import EvaluationRecord, RoundRecord
-from fl_lightning.report import FitRecord, Holdings
+from fl_lightning.report import FitRecord
 from fl_lightning.report.record_builder import RecordBuilder
 
-LAYERS = ("body.0", "body.2", "head")
 
-
-def round_of(index, clients, seed=0, dropped=None, weights=True, layers=LAYERS):
+def round_of(index, clients, seed=0, dropped=None):
     """A round in which these clients took part."""
     rng = random.Random(f"{seed}/{index}")
     return RoundRecord(
@@ -25,9 +23,9 @@ def round_of(index, clients, seed=0, dropped=None, weights=True, layers=LAYERS):
         step_norm=1 / (1 + index),
         update_norms=torch.ones(len(clients)),
         conflicts=rng.randrange(len(clients) + 1),
-        layer_conflicts={name: rng.randrange(len(clients) + 1) for name in layers},
-        flagged=rng.random() < 0.05,
-        weights=torch.rand(len(clients), generator=torch.Generator().manual_seed(index)) if weights else None,
+        layer_conflicts={},
+        flagged=False,
+        weights=None,
         scalars={},
         seconds=0.3,
         training_seconds=0.2,
@@ -60,11 +58,10 @@ def fit_record(
 ):  # fmt: skip
     """The record of a fit with everything in it."""
     names = tuple(names or (f"client {k}" for k in range(clients)))
-    holdings = Holdings("class", tuple("0123456789"), tuple(tuple((7 * k + 3 * c) % 40 for c in range(10))
-                                                            for k in range(clients)))  # fmt: skip
     base = FitRecord(
         method=method, seed=seed, learning_rate=0.1, planned_rounds=rounds, client_names=names,
-        client_sizes=tuple(20 + 5 * k for k in range(clients)), holdings=holdings,
+        client_sizes=tuple(20 + 5 * k for k in range(clients)), class_names=tuple("0123456789"),
+        class_counts=tuple(tuple((7 * k + 3 * c) % 40 for c in range(10)) for k in range(clients)),
         settings={"local_epochs": 1, "seed": seed}, arguments={method: {"alpha": 0.1}},
         configuration={"module": "Classifier", "trainer": {"max_epochs": rounds}}, versions={"torch": "2.15"},
         command=f"python train.py --method {method}", memory={"update matrix (4 x 10)": 160, "global parameters": 40},
@@ -75,7 +72,7 @@ def fit_record(
         dropped = {cohort.pop(): "dropped out"} if index % 5 == 4 and len(cohort) > 1 else {}
         if index % 7 == 6 and len(cohort) > 1:
             dropped[cohort.pop()] = "its update is not finite"
-        builder.add_round(round_of(index, cohort, seed, dropped), 0.1 * 0.99**index)
+        builder.add_round(round_of(index, cohort, seed, dropped))
         if (index + 1) % every == 0:
             builder.add_evaluation_seconds(0.1)
             builder.add_evaluation(evaluation_of(index + 1, clients, seed, "val", names, own, empty))

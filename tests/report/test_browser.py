@@ -120,9 +120,9 @@ def test_every_picture_has_data_hovering_names_the_client_and_buttons_choose(ope
     shown = page.hovered("fares", worst, row)
     for words in ("Nord", "10 test and 20 training samples", f"test_acc {worst:.4g}", "FedAvg"):
         assert words in shown
-    assert "Île-de-France" in page.hovered("weights", 3, 2)
+    assert "Île-de-France" in page.hovered("over-time", 3, 2)
     assert page.page.evaluate(tools) == 1
-    above = """() => { const plot = document.getElementById("plot-weights");
+    above = """() => { const plot = document.getElementById("plot-over-time");
         return plot.querySelector(".modebar").getBoundingClientRect().bottom <= plot.getBoundingClientRect().top; }"""
     assert page.page.evaluate(above), "tools cover nothing"
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from records import evaluation_of, fit_record, round_of
 
-from fl_lightning.report import ClientValues, FitRecord, RoundSeries, RoundTable, record_from_json, record_to_json
+from fl_lightning.report import ClientValues, FitRecord, record_from_json, record_to_json
 from fl_lightning.report.record_builder import RecordBuilder, plain_json
 
 
@@ -19,7 +19,7 @@ def test_json_gives_the_record_back():
     assert "NaN" not in text
     assert text.startswith('{"method":"FedAvg","seed":')
     filled = {entry.name for entry in fields(FitRecord) if getattr(record, entry.name)}
-    assert filled == {entry.name for entry in fields(FitRecord)} - {"seed", "division", "recording_seconds"}
+    assert filled == {entry.name for entry in fields(FitRecord)} - {"seed", "division"}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_json_gives_the_record_back():
         (lambda r: r.update(status="over"), ValueError, "status of FitRecord must be"),
         (lambda r: r["client_sizes"].append(-1), ValueError, r"client_sizes\[4\] of FitRecord must be an int"),
         (lambda r: r["evaluations"][0]["modes"].clear(), ValueError, "modes of ClientValues must name"),
-        (lambda r: r["weights"]["counts"][0].pop(), ValueError, "row 0 of RoundTable must be equally long"),
+        (lambda r: r["class_counts"][2].pop(), ValueError, r"class_names and class_counts\[2\] of FitRecord must be"),
     ],
 )  # fmt: skip
 def test_a_record_of_another_form_is_refused(change, error, message):
@@ -92,31 +92,15 @@ def test_clients_values_are_thinned_out_and_the_first_and_last_stay():
     assert len(builder.record().metrics[0].rounds) == 100  # summaries stay whole
 
 
-def test_tables_hold_means_however_many_rounds_there_are():
-    builder = RecordBuilder(FitRecord("FedAvg", client_names=("a", "b"), client_sizes=(1, 1)))
-    for index in range(1000):
-        record = replace(round_of(index, (index % 2,)), weights=torch.tensor([0.5 if index < 500 else 1.0]))
-        builder.add_round(replace(record, layer_conflicts={"x": index % 2}), None)
-    weights, layers = builder.record().weights, builder.record().layer_conflicts
-    assert weights.width == layers.width == 4
-    assert len(weights.counts[0]) == 250
-    assert weights.means[0][0] == weights.means[1][124] == 0.5
-    assert weights.means[0][-1] == 1.0
-    assert set(layers.means[0]) == {0.5}
-    assert sum(map(sum, weights.counts)) == 1000
-    untouched = RoundTable(("a",), 1, ((0.0,),), ((0,),))
-    assert untouched.means == ((None,),)
-
-
 def test_a_builder_goes_on_with_a_record():
     whole, first = RecordBuilder(FitRecord("FedAvg")), RecordBuilder(FitRecord("FedAvg"))
     for index in range(900):
-        whole.add_round(round_of(index, (0, 1)), 0.1)
+        whole.add_round(round_of(index, (0, 1)))
         if index < 450:
-            first.add_round(round_of(index, (0, 1)), 0.1)
+            first.add_round(round_of(index, (0, 1)))
     second = RecordBuilder(record_from_json(record_to_json(first.record())))
     for index in range(450, 900):
-        second.add_round(round_of(index, (0, 1)), 0.1)
+        second.add_round(round_of(index, (0, 1)))
     assert second.record() == whole.record()
 
 
@@ -124,38 +108,33 @@ def test_a_repeated_round_replaces_what_an_interrupted_run_left():
     builder, once = RecordBuilder(fit_record(rounds=8, test=False)), RecordBuilder(fit_record(rounds=5, test=False))
     for number in (5, 6):
         for made in (builder, once):
-            made.add_round(round_of(number, (0, 1), seed=3), 0.1)
+            made.add_round(round_of(number, (0, 1), seed=3))
             assert {series.rounds[-1] for series in made.record().metrics} == {number}  # none of the dropped rounds
             made.add_evaluation(evaluation_of(number + 1, 4, seed=3))
     assert builder.record().rounds == once.record().rounds
     assert builder.record().metrics == once.record().metrics
     assert builder.record().evaluations == once.record().evaluations
-    assert builder.record().layer_conflicts == once.record().layer_conflicts
 
 
 def test_reasons_are_grouped_and_bounded():
     builder = RecordBuilder(FitRecord("FedAvg", client_names=("a",) * 60, client_sizes=(1,) * 60))
     for index in range(60):
-        builder.add_round(round_of(index, (0,), dropped={1: "dropped out", index: f"reason {index}"}), None)
+        builder.add_round(round_of(index, (0,), dropped={1: "dropped out", index: f"reason {index}"}))
     absences = builder.record().absences
-    out = next(entry for entry in absences if entry.drop_out)
+    out = next(entry for entry in absences if entry.reason == "dropped out")
     assert (out.count, out.first_round, out.last_round, out.client_ids) == (59, 0, 59, (1,))  # round 1: another reason
     assert len(absences) == 41
     rest = next(entry for entry in absences if entry.reason == "other reasons")
     assert len(rest.client_ids) == 20
     assert sum(entry.count for entry in absences) == 119
-    assert sum(builder.record().rounds.drop_outs) == 59
 
 
-def test_rounds_without_layers_and_weights_and_what_is_not_finite():
+def test_what_is_not_finite_is_none():
     builder = RecordBuilder(FitRecord("FedAvg"))
-    builder.add_round(replace(round_of(0, (0,), weights=False, layers=()), train_loss=float("nan")), None)
+    builder.add_round(replace(round_of(0, (0,)), train_loss=float("nan")))
     record = builder.record()
-    assert record.weights is None
-    assert record.layer_conflicts is None
     assert record.rounds.train_loss == (None,)
     assert record_from_json(record_to_json(record)) == record
-    assert len(RoundSeries()) == 0
 
 
 def test_clients_that_are_only_evaluated_are_known_by_name():

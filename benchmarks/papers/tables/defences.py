@@ -105,18 +105,15 @@ def _draw_accuracies(results: Mapping[str, Mapping[int, list[Line]]], path: Path
 
     A cell is empty where no run came to its end: a fit stops when updates are not finite any more.
     """
-    from matplotlib.colors import LinearSegmentedColormap
-
     order = [f"{method}, {guard}" for method in METHODS for guard in GUARDS]
     columns = list(dict.fromkeys(name.split(": ")[0] for name in results))
     rows = [row for row in order if any(f"{column}: {row}" in results for column in columns)]
-    scale = LinearSegmentedColormap.from_list("accuracies", LIGHT.blue)
     size = 2.4 + 0.8 * len(columns), 1.9 + 0.2 * len(rows)
     with new_figure(*size, path) as figure:
         panels = figure.subplots(1, 2, sharey=True)
         for panel, (metric, title) in zip(panels, (("mean", "mean"), ("worst_10", "worst tenth")), strict=True):
             cells = [[_at_end(results.get(f"{column}: {row}", {}), metric) for column in columns] for row in rows]
-            panel.imshow(cells, cmap=scale, aspect="auto", vmin=0, vmax=1)
+            panel.imshow(cells, cmap="Blues", aspect="auto", vmin=0, vmax=1)
             _write(panel, cells)
             panel.set_title(f"accuracy of honest clients, {title}", fontsize="small")
             panel.set_xticks(range(len(columns)), columns, rotation=40, ha="right", rotation_mode="anchor")

@@ -6,8 +6,6 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +17,8 @@ from fl_lightning.lightning.fit_description import constructor_arguments, plain
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.lightning.versions import versions
 from fl_lightning.report.callbacks._federated import evaluation, federated_strategy, is_fitting, is_fresh_fit
-from fl_lightning.report.json_form import record_from_json, record_to_json
 from fl_lightning.report.page import plotly_js, write_report
-from fl_lightning.report.record import FitRecord, Holdings
+from fl_lightning.report.record import FitRecord, record_from_json, record_to_json
 from fl_lightning.report.record_builder import RecordBuilder, plain_json
 
 _CELLS = 250_000
@@ -55,9 +52,7 @@ class FitRecorder(Callback):
         self.method = method
         self._builder: RecordBuilder | None = None
         self._last: RoundRecord | None = None
-        self._learning_rate: float | None = None
         self._validation_began = 0.0
-        self._seconds = 0.0
 
     @property
     def record(self) -> FitRecord:
@@ -70,7 +65,7 @@ class FitRecorder(Callback):
             raise ValueError(
                 "record needs a fit that has begun, found none: pass the callback to Trainer(callbacks=[...])"
             )
-        return self._builder.record(recording_seconds=self._seconds)
+        return self._builder.record()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuses strategies that are not federated."""
@@ -80,25 +75,24 @@ class FitRecorder(Callback):
         """Forgets an earlier fit unless this one continues it."""
         self._last = None
         if is_fresh_fit(trainer):
-            self._builder, self._seconds = None, 0.0
+            self._builder = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Notes what is known before the first round."""
-        with self._timed():
-            known = _described(trainer, pl_module)
-            known["holdings"] = _classes(trainer)
-            if self.method is not None:
-                known["method"] = self.method
-            names, sizes = known.pop("client_names"), known.pop("client_sizes")
-            if self._builder is None:
-                self._builder = RecordBuilder(FitRecord(**known))
-            self._builder.go_on(names, sizes)
-            self._builder.record(**known)
+        known = _described(trainer, pl_module)
+        if self.method is not None:
+            known["method"] = self.method
+        names, sizes = known.pop("client_names"), known.pop("client_sizes")
+        if self._builder is None:
+            self._builder = RecordBuilder(FitRecord(**known))
+        self._builder.go_on(names, sizes)
+        self._builder.record(**known)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Notes the learning rate with which the round begins."""
-        rates = {float(group["lr"]) for o in trainer.optimizers for group in o.param_groups if "lr" in group}
-        self._learning_rate = rates.pop() if len(rates) == 1 else None
+        """Notes the learning rate with which the first round begins."""
+        if self._builder is not None and not self._builder.rounds:
+            rates = {float(group["lr"]) for o in trainer.optimizers for group in o.param_groups if "lr" in group}
+            self._builder.record(learning_rate=rates.pop() if len(rates) == 1 else None)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock of the validation."""
@@ -109,19 +103,17 @@ class FitRecorder(Callback):
         if not is_fitting(trainer) or trainer.sanity_checking:
             return
         took = time.perf_counter() - self._validation_began
-        with self._timed():
-            self._add_round(trainer)
-            found = evaluation(trainer, self, "val")
-            if self._builder is not None:
-                self._builder.add_evaluation_seconds(took)
-                if found is not None:
-                    self._builder.add_evaluation(found)
+        self._add_round(trainer)
+        found = evaluation(trainer, self, "val")
+        if self._builder is not None:
+            self._builder.add_evaluation_seconds(took)
+            if found is not None:
+                self._builder.add_evaluation(found)
         self._grown(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Adds the round that just finished."""
-        with self._timed():
-            self._add_round(trainer)
+        self._add_round(trainer)
         self._grown(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -149,31 +141,21 @@ class FitRecorder(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The record, as JSON text."""
-        with self._timed():
-            return {} if self._builder is None else {"record": record_to_json(self.record)}
+        return {} if self._builder is None else {"record": record_to_json(self.record)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned."""
         if "record" in state_dict:
-            record = record_from_json(state_dict["record"])
-            self._builder, self._seconds = RecordBuilder(record), record.recording_seconds
+            self._builder = RecordBuilder(record_from_json(state_dict["record"]))
 
     def _add_round(self, trainer: Trainer) -> None:
         found = federated_strategy(trainer, self).last_round
         if found is None or found is self._last or self._builder is None:
             return
         self._last = found
-        first = self._builder.add_round(found, self._learning_rate)
-        if first:
-            self._builder.record(learning_rate=self._learning_rate)
+        self._builder.add_round(found)
         if "epsilon" in found.scalars:  # of differential privacy, spent so far
             self._builder.add_setting("epsilon", found.scalars["epsilon"])
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self._seconds += time.perf_counter() - began
 
 
 class Report(FitRecorder):
@@ -225,8 +207,7 @@ class Report(FitRecorder):
         if self._builder is None or fast or not trainer.is_global_zero:
             return
         began = time.perf_counter()
-        with self._timed():
-            write_report([self.record], self.path)
+        write_report([self.record], self.path)
         took = time.perf_counter() - began
         self._due = began + max(self.every, _SHARE * took)
 
@@ -237,6 +218,8 @@ def _described(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
     fit, loaders = strategy.fit_description, trainer.train_dataloader.loaders  # type: ignore[union-attr]
     options = strategy.options
     seen = {"reads": options.reads, "clients_also_send": options.clients_also_send}
+    data = strategy.federated_data or getattr(trainer, "datamodule", None)
+    names, counts = _classes(data)
     return {
         "method": fit.called,
         "seed": fit.settings.get("seed"),
@@ -244,18 +227,19 @@ def _described(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
         "planned_rounds": trainer.max_epochs if (trainer.max_epochs or -1) > 0 else None,
         "settings": plain_json({**fit.settings, "server_optimizer": fit.server_optimizer, **seen}),
         "arguments": plain_json({rule: given for rule, given in fit.arguments.items() if given}),
-        "configuration": plain_json(_configuration(trainer, module)),
+        "configuration": plain_json(_configuration(trainer, module, data)),
         "versions": _versions(),
         "command": "" if "ipykernel" in sys.modules else shlex.join(sys.orig_argv),
         "client_names": tuple(loaders.names),
         "client_sizes": tuple(loaders.sizes.tolist()),
+        "class_names": names,
+        "class_counts": counts,
         "memory": dict(strategy.memory_plan),
     }
 
 
-def _configuration(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
+def _configuration(trainer: Trainer, module: LightningModule, data: object) -> dict[str, Any]:
     strategy: Any = trainer.strategy
-    data = strategy.federated_data or getattr(trainer, "datamodule", None)
     trained = trained_parameters(module, names_in(strategy.fit_description.layout))
     names = ("max_epochs", "max_steps", "check_val_every_n_epoch", "precision", "gradient_clip_val", "num_nodes")
     return {
@@ -277,11 +261,8 @@ def _versions() -> dict[str, str]:
     return {**known, "accelerators": ", ".join(found.devices) or "none", "ops run on": ", ".join(compiled)}
 
 
-def _classes(trainer: Trainer) -> Holdings | None:
-    strategy: Any = trainer.strategy
-    data = strategy.federated_data or getattr(trainer, "datamodule", None)
-    known = getattr(data, "known_label_counts", None)
-    found = None if known is None else known()
+def _classes(data: object) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    found = getattr(data, "known_label_counts", lambda: None)()
     if found is None or found[1].numel() > _CELLS:
-        return None
-    return Holdings("class", found[0], tuple(map(tuple, found[1].tolist())))
+        return (), ()
+    return found[0], tuple(map(tuple, found[1].tolist()))

@@ -48,7 +48,7 @@ def test_the_file_is_there_from_the_first_round_on_and_whole_at_the_end(tmp_path
     assert os.listdir(path.parent) == ["report.html"]
 
 
-def test_writing_is_bounded_and_counted(tmp_path, monkeypatch):
+def test_writing_is_bounded(tmp_path, monkeypatch):
     """A clock in which a round takes 1 s and writing 2 s."""
     ticks, written = itertools.count(), []
     now = [0.0]
@@ -68,7 +68,6 @@ def test_writing_is_bounded_and_counted(tmp_path, monkeypatch):
     quiet_trainer(strategy(), 100, callbacks=[callback, Clock()], limit_val_batches=0).fit(fresh(), federated_blobs())
     # One write in 40 s: the rounds 1, 1 + 38, and so on; and one at the end.
     assert written == [1, 39, 77, 100]
-    assert callback.record.recording_seconds == pytest.approx(8.0, abs=0.1)
 
 
 def test_a_resumed_fit_has_all_rounds_and_an_interrupted_one_a_report(tmp_path):
