@@ -186,14 +186,6 @@ def test_a_client_that_raises_is_left_out_of_its_round_and_named(federation, tra
 
 
 @pytest.mark.filterwarnings("ignore:client .* is left out of round 0")
-def test_a_round_with_too_few_answers_changes_nothing(federation, trained):
-    silent = [("train", site) for site in ("north", "east", "south")]
-    with pytest.warns(match="round 0 had (no|1) usable report.*the global model is unchanged"):
-        federation(FedAvg, rounds=1, silent=silent, min_clients=2).run()
-    assert torch.equal(trained(), weights(fresh(Normed)))
-
-
-@pytest.mark.filterwarnings("ignore:client .* is left out of round 0")
 def test_a_client_that_does_not_say_its_loss_again_is_left_out(federation, trained):
     with pytest.warns(
         match=r"client 1 \('east'\) is left out of round 0: it was asked for its loss once more: no answer"
@@ -258,22 +250,6 @@ def test_who_a_site_is_the_controller_knows(federation, monkeypatch):
     assert sorted(sent) == sorted([("introduce", k, None) for k in range(4)] + [("train", k, 1) for k in (0, 2, 3)])
 
 
-@pytest.mark.filterwarnings("ignore:client 1 .*is left out of round")
-def test_why_a_loss_is_missing_the_controller_knows(federation, monkeypatch):
-    answered = nvflare._answer
-
-    def answer(client, task, message):
-        if task == "loss" and client.client_id == 1:
-            raise LookupError("a broken sample")
-        return answered(client, task, message)
-
-    monkeypatch.setattr(nvflare, "_answer", answer)
-    controller = federation(FedMDFG, rounds=1, clients_per_round=4)
-    controller.run()
-    words = "it was asked for its loss once more: LookupError: a broken sample"
-    assert controller.records[0].dropped == {1: words}
-
-
 def test_a_site_makes_its_client_once_and_the_controller_knows_which(federation):
     scripts, made = federation(FedAvg).scripts, []
     scripts.inbox = [FLModel(params={"message": {}}, meta={"client_id": 2}) for _ in range(2)]
@@ -314,46 +290,30 @@ def test_a_server_that_is_none_is_refused(federation, monkeypatch, path):
         Controller(path, SITES, 3).connect(controller.scripts).run()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:client 1 .*is left out of round",
-    "ignore:site east: ",
-    "ignore:client 1 computes with other versions",
-    "ignore:the length of a round must not follow",
-)
-def test_no_answer_of_one_site_ends_a_job(federation, trained):
-    dice, kept, wrong, left_out = random.Random(7), {}, {}, 0
-    controller = federation(SCAFFOLD, rounds=2, clients_per_round=4)
+@pytest.mark.parametrize("task", ["introduce", "train", "loss"])
+@pytest.mark.filterwarnings("ignore:client 1 .*is left out of round", "ignore:site east: ")
+def test_no_answer_of_one_site_ends_a_job(federation, task):
+    """What fields hold, ``test_message_checks.py`` tries; these are none at all."""
+    controller, answers = federation(FedMDFG, rounds=1, clients_per_round=4, min_clients=3), {}
     deliver = controller.scripts.deliver
 
-    def delivered(task, model):
-        key = task, model.params["message"].get("round"), model.meta["client_id"]
-        if key not in kept:
-            kept[key] = dict(deliver(task, model).params)
-        return FLModel(params=wrong.get(key, kept[key]))
-
-    def run():
-        """The weights after the job with wrong answers of client 1."""
-        controller.records.clear()
-        shutil.rmtree(controller.folder, ignore_errors=True)
-        controller.run()
-        assert all(record.dropped.keys() <= {1} and record.skipped is None for record in controller.records)
-        return trained()
+    def delivered(kind, model):
+        key = kind, model.meta["client_id"]
+        if key not in answers:
+            answers[key] = deliver(kind, model).params
+        return FLModel(params=answers[key])
 
     controller.scripts.deliver = delivered
-    assert torch.equal(run(), simulated(SCAFFOLD, rounds=2, clients_per_round=4))
-    keys = sorted((key for key in kept if key[2] == 1), key=str)
-    with hostile.nothing_unpickled():
-        for _ in range(hostile.CASES // 6):
-            target = dice.choice(keys)
-            fields = hostile.mutated(dice, kept[target])
-            try:
-                wired(FLModel(params=fields))
-            except Exception:  # NVFlare carries no such thing
-                continue
-            wrong = {target: fields}
-            assert run().isfinite().all(), target
-            left_out += any(record.dropped for record in controller.records)
-    assert left_out
+    for fields in ({"error": "a\nbroken\x1b sample"}, {"error": None}, {"error": {}}, {3: 1}, {"round": 0}):
+        answers[task, 1] = fields
+        shutil.rmtree(controller.folder, ignore_errors=True)
+        controller.run()
+        record = controller.records.pop()
+        assert record.client_ids == (0, 2, 3)
+        assert record.dropped[1].isprintable()
+        before = {"loss": "it was asked for its loss once more: ", "introduce": "it does not introduce itself: "}
+        if "error" in fields:
+            assert record.dropped[1] == before.get(task, "") + str(fields["error"]).translate({10: "?", 27: "?"})
 
 
 def test_no_message_of_a_server_ends_the_loop_of_a_site(federation):
