@@ -14,8 +14,15 @@ import torch
 from torch import Tensor
 
 from fl_lightning import ops
-from fl_lightning.algorithms._shared.row_memory import RemembersRows
-from fl_lightning.algorithms._shared.rows import ZERO_DIRECTION, ZERO_ROW, length, live_rows, no_step, rounding_error
+from fl_lightning.algorithms._shared.rows import (
+    ZERO_DIRECTION,
+    ZERO_ROW,
+    RemembersRows,
+    length,
+    live_rows,
+    no_step,
+    rounding_error,
+)
 from fl_lightning.algorithms.records import Needs, Reading, StepReport
 from fl_lightning.arguments import DEVICE, Bounds, check_unused, checked
 from fl_lightning.core.cohort import Cohort

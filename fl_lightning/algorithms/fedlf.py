@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fl_lightning.algorithms._shared.layer_blocks import Block, BlockSolver, joined_blocks
-from fl_lightning.algorithms._shared.row_memory import RemembersRows
 from fl_lightning.algorithms._shared.rows import (
     EQUAL_LOSSES,
     SHORT_DIRECTION,
     Directions,
+    RemembersRows,
     Rescaled,
     as_long_as_mean,
     common_descent,

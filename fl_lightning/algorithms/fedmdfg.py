@@ -14,9 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.row_memory import RemembersRows
 from fl_lightning.algorithms._shared.rows import (
     SHORT_DIRECTION,
+    RemembersRows,
     common_descent,
     fair_weights,
     live_rows,

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.row_memory import JointRows
-from fl_lightning.algorithms._shared.rows import ZERO_DIRECTION, length, live_rows, no_step
+from fl_lightning.algorithms._shared.rows import ZERO_DIRECTION, JointRows, length, live_rows, no_step
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Needs, StepReport
 from fl_lightning.arguments import Bounds, checked

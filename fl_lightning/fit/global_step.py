@@ -28,10 +28,9 @@ class GlobalStep:
     def __init__(self, binding: BoundParameters, factory: OptimizerFactory | None) -> None:
         self._binding = binding
         self.optimizer = None if factory is None else _made(factory, binding.parameters)
-        self._spares = _Spares()
 
     @torch.no_grad()
-    def tried(self, step: Tensor, norm: float, exact: list[Tensor] | None = None) -> Callable[[], None]:
+    def tried(self, step: Tensor, norm: float, exact: list[Tensor] | None = None) -> Callable[[], object]:
         """Tries a step ``[n]``; what is returned takes it, and until then the global parameters are the old ones.
 
         ``exact`` are the parameters to which it leads, where they are known without the rounding of a subtraction.
@@ -39,21 +38,21 @@ class GlobalStep:
         theta = self._binding.theta
         if self.optimizer is not None:
             moved = self._moved(self.optimizer, step)
-            return partial(self._assign, moved)
+            return partial(theta.copy_, moved)
         # No element can overflow while the two largest together do not; a NaN fails the comparisons.
         room = torch.finfo(theta.dtype).max - _largest(theta)
         if not norm <= room and not _largest(step) <= room:
             raise RefusedStepError("the global parameters would not be finite")
         if exact is not None:
             return partial(foreach_copy_, self._binding.global_views, exact)
-        return partial(_subtract, theta, step)
+        return partial(theta.sub_, step.detach())
 
     def _moved(self, optimizer: Optimizer, step: Tensor) -> Tensor:
         """``[n]`` the parameters that the optimizer makes of the global ones."""
         binding, name = self._binding, type(optimizer).__name__
-        before = {parameter: self._copies(state) for parameter, state in optimizer.state.items()}
-        options = [self._copies({k: v for k, v in g.items() if k != "params"}) for g in optimizer.param_groups]
-        moved = self._spares.copy(binding.theta)
+        before = {parameter: _copied(state) for parameter, state in optimizer.state.items()}
+        options = [_copied({k: v for k, v in g.items() if k != "params"}) for g in optimizer.param_groups]
+        moved = binding.theta.clone()
         views = binding.layout.views(moved)
         binding.bind(views)
         try:
@@ -74,40 +73,11 @@ class GlobalStep:
             raise
         finally:
             binding.bind_global()
-        for copies in (*before.values(), *options):
-            self._spares.release(copies.values())
         return moved
 
-    def _copies(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: self._spares.copy(v) if isinstance(v, Tensor) else v for name, v in values.items()}
 
-    @torch.no_grad()
-    def _assign(self, moved: Tensor) -> None:
-        self._binding.theta.copy_(moved)
-        self._spares.release([moved])
-
-
-class _Spares:
-    """Memory of copies, kept from round to round: to make it anew takes longer than to copy."""
-
-    def __init__(self) -> None:
-        self._free: dict[tuple[object, ...], list[Tensor]] = {}
-
-    @torch.no_grad()
-    def copy(self, value: Tensor) -> Tensor:
-        """A copy that is nobody else's until it is given back."""
-        free = self._free.get(_kind(value))
-        return (free.pop() if free else torch.empty_like(value)).copy_(value)
-
-    def release(self, copies: Iterable[Any]) -> None:
-        """Takes back what nobody looks at any more; other values than tensors are passed over."""
-        for value in copies:
-            if isinstance(value, Tensor):
-                self._free.setdefault(_kind(value), []).append(value)
-
-
-def _kind(value: Tensor) -> tuple[object, ...]:
-    return value.shape, value.stride(), value.dtype, value.device
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: v.detach().clone() if isinstance(v, Tensor) else v for name, v in values.items()}
 
 
 def _not_finite(optimizer: Optimizer) -> list[str]:
@@ -125,11 +95,6 @@ def _largest(values: Tensor) -> float:
     """The largest absolute value; NaN if there is one."""
     low, high = values.aminmax()
     return float(torch.maximum(-low, high))
-
-
-@torch.no_grad()
-def _subtract(theta: Tensor, step: Tensor) -> None:
-    theta.sub_(step)
 
 
 def _made(factory: OptimizerFactory, parameters: list[nn.Parameter]) -> Optimizer:

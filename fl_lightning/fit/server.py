@@ -172,7 +172,7 @@ class Server:
 
         return record, finish
 
-    def _take(self, current: Round, uploads: Sequence[Upload], take: Callable[[], None]) -> None:
+    def _take(self, current: Round, uploads: Sequence[Upload], take: Callable[[], object]) -> None:
         for upload in uploads:
             if upload.report.local_state:
                 rule_state.set_local_state(self._rule, upload.client_id, upload.report.local_state, current.index)
