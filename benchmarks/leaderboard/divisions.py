@@ -101,7 +101,7 @@ class Divisions:
         Args:
             root: folder of the data sets.
         """
-        project = ObjectProject(self.suite.learner, self.suite.federate(root), self.suite.trainer, None, 0)
+        project = ObjectProject(self.suite.learner, self.suite.federate(root), self.suite.trainer)
         strategies, done = self.suite.methods(), self.results
         runner = Runner(project, strategies, strategies[REFERENCE], self.folder, 60.0)
         while left := next((run for run in self.runs() if run not in done), None):

@@ -43,7 +43,7 @@ def carry_out(
             raise ValueError(f"only must name methods of {suite.name}, found {unknown}: there are {list(strategies)}")
         reference = next(iter(strategies))
         strategies = {name: each for name, each in strategies.items() if name == reference or name in only}
-    project = ObjectProject(suite.learner, suite.federate(root), suite.trainer, None, 0)
+    project = ObjectProject(suite.learner, suite.federate(root), suite.trainer)
     session = Session(
         project, strategies, next(iter(strategies.values())), folder=folder, learning_rates=suite.rates, seeds=seeds,
         bounds=suite.bounds, metric=METRIC, jobs=jobs, tuning_seeds=min(TUNING_SEEDS, seeds), divisions=suite.divisions,

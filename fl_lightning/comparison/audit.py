@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from fl_lightning.arguments import FILLED, checked, nearest
 from fl_lightning.comparison.limits import LIMITS, Finding, findings
 from fl_lightning.comparison.plan import Measure, measure_of
 from fl_lightning.core.storage.files import write_text
-from fl_lightning.report import FitRecord
+from fl_lightning.report import FitRecord, RoundSeries, record_to_json
 from fl_lightning.report.conclusion import LOCAL
 from fl_lightning.report.gains import by_client, gain_cells, gains, trained_alone
 from fl_lightning.report.number_formats import STAGES, interval_words, isolated, plural
@@ -104,85 +103,65 @@ class Audit:
             ImportError: jinja2, which the extra ``report`` brings, is missing.
             ValueError: the page has the suffix ``.json``.
         """
-        if Path(path).suffix == ".json":
+        page = Path(path)
+        if page.suffix == ".json":
             raise ValueError(f"path must name the page, such as audit.html, beside which audit.json lies, found {path}")
-        page, digests = Path(path), {str(file): _digest(Path(file)) for file in files}
-        words = "passed" if self.passed else "failed"
+        digests = {str(file): hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files}
+        found, first, stage = self.measure, self.method.first, self.measure.reported_on
+        last = filter(None, (record.last_values(stage) for record in self.method.records))
+        columns = {
+            metric: {who: interval(values) for who, values in by_client(self.method, metric, stage).items()}
+            for metric in dict.fromkeys(name for values in last for name in values.values)
+        }
+        each = [] if self.alone is None else gains(self.method, self.alone, found.metric, stage, found.mode)
+        gained = {gain.client: {"gain": gain_cells(gain)[3], "advice": gain.advice} for gain in each}
         lede = [self._verdict, *(str(replace(one, who=isolated(one.who))) for one in self.broken[:_NAMED])]
-        html = table_page(f"Audit of {self.method.label}: {words}", lede, self._parts(digests))
-        write_text(page, html)
-        write_text(page.with_suffix(".json"), json.dumps(self._plain(digests), indent=1, allow_nan=False))
+        heading = f"Audit of {self.method.label}: {'passed' if self.passed else 'failed'}"
+        write_text(page, table_page(heading, lede, self._parts(columns, gained, digests)))
+        plain = {
+            "passed": self.passed, "strict": self.strict, "method": self.method.label, "metric": found.metric,
+            "stage": stage,
+            "findings": [
+                {**asdict(one), "interval": _ends(one.interval), "result": self._word(one)} for one in self.findings
+            ],
+            "clients": {name: {who: _ends(one) for who, one in column.items()} for name, column in columns.items()},
+            "gains": gained, "never_evaluated": self.never_evaluated, "server_saw": _seen(first),
+            "repetitions": [one._asdict() for one in self.method.fits], "sha256": digests,
+            "fit": json.loads(record_to_json(replace(first, rounds=RoundSeries(), metrics=(), evaluations=()))),
+        }  # fmt: skip
+        write_text(page.with_suffix(".json"), json.dumps(plain, indent=1, allow_nan=False))
         return [page, page.with_suffix(".json")]
 
-    def _parts(self, digests: Mapping[str, str]) -> list[Part]:
-        cells = [[f"{one.limit}={abs(one.bound):g}", one.who, one.what, one.number, one.side, self._word(one)]
-                 for one in sorted(self.findings, key=lambda one: not self._breaks(one))]  # fmt: skip
-        head = ["limit", "who", "what", "number (interval)", "must be", ""]
-        first, sums = self.method.first, sum(self.method.first.client_sizes)
+    def _parts(
+        self, columns: Mapping[str, Mapping[str, Interval | None]], gained: Mapping[str, Mapping[str, str]],
+        digests: Mapping[str, str],
+    ) -> list[Part]:  # fmt: skip
+        limits = [[f"{one.limit}={abs(one.bound):g}", one.who, one.what, one.number, one.side, self._word(one)]
+                  for one in sorted(self.findings, key=lambda one: not self._breaks(one))]  # fmt: skip
+        clients = [
+            [who, *(interval_words(column.get(who)) for column in columns.values()), *gained.get(who, {}).values()]
+            for who in dict.fromkeys(who for column in columns.values() for who in column)
+        ]
+        first, divisions = self.method.first, {record.division for record in self.method.records}
         data = [
-            ["clients", f"{len(first.client_names):,}"], ["training samples", f"{sums:,}"],
-            ["divisions of the data", f"{len({record.division for record in self.method.records}):,}"],
-            ["runs", self.method.repeated], ["numbers are those of", f"{STAGES[self.measure.reported_on]} data"],
+            ["clients", f"{len(first.client_names):,}"], ["training samples", f"{sum(first.client_sizes):,}"],
+            ["divisions of the data", f"{len(divisions):,}"], ["runs", self.method.repeated],
+            ["numbers are those of", f"{STAGES[self.measure.reported_on]} data"],
             ["never evaluated", ", ".join(self.never_evaluated) or "nobody"],
         ]  # fmt: skip
-        seen = [[name, _text(value)] for name, value in _seen(first).items()]
+        seen = [[name, value if isinstance(value, str) else json.dumps(value)] for name, value in _seen(first).items()]
+        head = ["client", *columns, *(["gain over training alone", "the client is"] if gained else [])]
         parts = [
-            Part("Limits", [Table(cells, "text", head)], "Intervals of one limit hold together in 95 of 100 cases."),
-            self._clients(), Part("Data", [Table(data, "text")]), Part("What the server saw", [Table(seen, "text")]),
+            Part("Limits", [Table(limits, "text", ["limit", "who", "what", "number (interval)", "must be", ""])],
+                 "Intervals of one limit hold together in 95 of 100 cases."),
+            Part("Every client", [Table(clients, "numbers", head)], "With 95 % intervals over the runs."),
+            Part("Data", [Table(data, "text")]), Part("What the server saw", [Table(seen, "text")]),
             runs([self.method]), Part("SHA-256", [Table([*map(list, digests.items())], "text")] * bool(digests)),
         ]  # fmt: skip
         return [part for part in parts if part]
 
     def _word(self, one: Finding) -> str:
         return "broken" if self._breaks(one) else "within chance" if one.broken else "kept"
-
-    def _clients(self) -> Part:
-        columns, gained = self._columns, self._gains
-        names = dict.fromkeys(name for column in columns.values() for name in column)
-        rows = [[name, *(interval_words(column.get(name)) for column in columns.values()), *gained.get(name, ())]
-                for name in names]  # fmt: skip
-        head = ["client", *columns, *(["gain over training alone", "the client is"] if gained else [])]
-        return Part(
-            "Every client", [Table(rows, "numbers", head)] if rows else [], "With 95 % intervals over the runs."
-        )
-
-    @cached_property
-    def _columns(self) -> dict[str, dict[str, Interval | None]]:
-        stage = self.measure.reported_on
-        last = filter(None, (record.last_values(stage) for record in self.method.records))
-        return {
-            metric: {who: interval(values) for who, values in by_client(self.method, metric, stage).items()}
-            for metric in dict.fromkeys(name for values in last for name in values.values)
-        }
-
-    @cached_property
-    def _gains(self) -> dict[str, tuple[str, str]]:
-        found = self.measure
-        each = [] if self.alone is None else gains(
-            self.method, self.alone, found.metric, found.reported_on, found.mode
-        )  # fmt: skip
-        return {gain.client: (gain_cells(gain)[3], gain.advice) for gain in each}
-
-    def _plain(self, digests: Mapping[str, str]) -> dict[str, Any]:
-        first = self.method.first
-        return {
-            "passed": self.passed, "strict": self.strict, "method": self.method.label, "metric": self.measure.metric,
-            "stage": self.measure.reported_on,
-            "findings": [
-                {**asdict(one), "interval": _ends(one.interval), "result": self._word(one)} for one in self.findings
-            ],
-            "clients": {
-                metric: {who: _ends(value) for who, value in column.items()}
-                for metric, column in self._columns.items()
-            },
-            "gains": {who: {"gain": gain, "advice": advice} for who, (gain, advice) in self._gains.items()},
-            "never_evaluated": self.never_evaluated, "training_samples": dict(zip(
-                first.client_names, first.client_sizes, strict=True
-            )),
-            "repetitions": [{"division": one.division, "seed": one.seed} for one in self.method.fits],
-            "arguments": first.arguments, "settings": first.settings, "configuration": first.configuration,
-            "server_saw": _seen(first), "versions": first.versions, "sha256": dict(digests),
-        }  # fmt: skip
 
 
 @checked(records=FILLED)
@@ -265,11 +244,3 @@ def _ends(found: Interval | None) -> dict[str, float | None] | None:
     if found is None:
         return None
     return {"value": found.middle, "half_width": found.half if isfinite(found.half) else None}
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -34,7 +34,7 @@ def bound_strategy(strategy: FederatedStrategy, clients: int) -> FederatedStrate
     return strategy.with_arguments(
         algorithm=FedAvg(), client=None, clients_per_round=1.0, local_steps=None if steps is None else steps * clients,
         full_gradients=False, server_optimizer=None, sampler=None, client_optimizer_state="keep", guard=None,
-        attack=None, executor=None, min_clients=1, partition=None,
+        attack=None, executor=None, min_clients=1,
     )  # fmt: skip
 
 

@@ -16,8 +16,7 @@ from fl_lightning.comparison.session import Session
 from fl_lightning.core.records import NAME
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.fit.strategy import FederatedStrategy
-from fl_lightning.lightning.fit_description import plain
-from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer
+from fl_lightning.lightning.names import LightningModule, Trainer
 from fl_lightning.report.conclusion import LOCAL, POOLED
 
 
@@ -27,7 +26,7 @@ from fl_lightning.report.conclusion import LOCAL, POOLED
 )  # fmt: skip
 def compare(
     model: Callable[..., LightningModule],
-    data: LightningDataModule | Callable[[], LightningDataModule] | None,
+    data: FederatedDataModule | Callable[[], FederatedDataModule],
     strategies: Mapping[str, FederatedStrategy | ServerRule],
     *,
     trainer: Callable[..., Trainer],
@@ -54,8 +53,7 @@ def compare(
     Args:
         model: makes the LightningModule: a class, or a function. Where there are ``learning_rates``, it gets one as its
             argument ``lr`` or ``learning_rate``.
-        data: the federated data, or a function that makes them. ``None`` if the module has its loaders with it; these
-            and other data that are not divided need strategies with a ``partition``.
+        data: the federated data, or a function that makes them.
         strategies: the methods by name, as strategies or as bare server rules (then all clients take part in every
             round). The first is the reference that others are compared with. Their seeds are replaced.
         trainer: makes the Trainer, such as ``functools.partial(Trainer, max_epochs=50, accelerator="cpu")``. It is
@@ -112,15 +110,10 @@ def compare(
     if learning_rates is not None:
         rate_name(model)
     methods = as_strategies(strategies)
-    first = next(iter(methods.values()))  # as_strategies has seen to it that all divide data alike
-    partition = first.arguments.get("partition")
-    if not isinstance(data, FederatedDataModule) and not _makes(data, LightningDataModule) and partition is None:
-        raise ValueError(
-            "data must be a FederatedDataModule, or a function that makes one, where strategies have no partition, "
-            f"found {shown(data)}"
-        )
+    if not isinstance(data, FederatedDataModule) and not _makes(data, FederatedDataModule):
+        raise TypeError(f"data must be a FederatedDataModule, or a function that makes one, found {shown(data)}")
     session = Session(
-        ObjectProject(model, data, trainer, partition, first.arguments.get("seed", 0)), methods, first,
+        ObjectProject(model, data, trainer), methods, next(iter(methods.values())),
         folder=Path(folder), learning_rates=(None,) if learning_rates is None else learning_rates, seeds=seeds,
         bounds=bounds, metric=metric, select=select, jobs=jobs, save_seconds=save_seconds,
         tuning_seeds=tuning_seeds, divisions=divisions,
@@ -148,11 +141,4 @@ def as_strategies(methods: Mapping[str, FederatedStrategy | ServerRule]) -> dict
                 f"found {shown(method)}"
             )
         made[name] = FederatedStrategy(method) if isinstance(method, ServerRule) else method
-    divisions = {name: plain(strategy.arguments.get("partition")) for name, strategy in made.items()}
-    first = next(iter(made))
-    for name, division in divisions.items():
-        if division != divisions[first]:
-            raise ValueError(
-                f"strategies must have one partition, found {divisions[first]} for {first} and {division} for {name}"
-            )
     return made

@@ -20,7 +20,6 @@ from fl_lightning.algorithms import ClientRule, ServerRule
 from fl_lightning.comparison.plan import Run
 from fl_lightning.core.seeding import seed_all
 from fl_lightning.data.datamodule import FederatedDataModule
-from fl_lightning.data.partitions import Partition
 from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning.fit_description import plain
 from fl_lightning.lightning.names import (
@@ -53,17 +52,14 @@ class ObjectProject:
     def __init__(
         self,
         model: Callable[..., LightningModule],
-        data: LightningDataModule | Callable[[], LightningDataModule] | None,
+        data: FederatedDataModule | Callable[[], FederatedDataModule],
         trainer: Callable[..., Trainer],
-        partition: object,
-        seed: int,
     ) -> None:
         self._model, self._data, self._trainer = model, data, trainer
-        self._partition, self._seed = partition, seed
         self._trained = WeakValueDictionary[int, nn.Parameter]()
 
     def build(self, run: Run, strategy: FederatedStrategy, root: Path) -> Parts:
-        """Makes all parts anew, after seeding, in a ``default_root_dir``; the strategy has no ``partition``."""
+        """Makes all parts anew, after seeding, in a ``default_root_dir``."""
         seed_all(run.seed, torch.device("cpu"))
         rate = {} if run.learning_rate is None else {rate_name(self._model): run.learning_rate}
         module = self._model(**rate)
@@ -75,15 +71,14 @@ class ObjectProject:
         if any(self._trained.get(id(parameter)) is parameter for parameter in module.parameters()):
             raise ValueError("model must make a new network in every call, found one that another run has trained")
         self._trained.update({id(parameter): parameter for parameter in module.parameters()})
-        data = self._data if self._data is None or isinstance(self._data, LightningDataModule) else self._data()
+        data = self._data if isinstance(self._data, FederatedDataModule) else self._data()
         # Callbacks among its arguments would go on where the run before has left them.
         trainer = deepcopy(self._trainer)(strategy=strategy, default_root_dir=root)
-        return Parts(module, divided(data, module, self._partition, self._seed, run.division), bare(trainer))
+        return Parts(module, divided(data, run.division), bare(trainer))
 
     def configuration(self) -> Mapping[str, Any]:
         """Whatever changes results, the strategies apart: of functions and objects, their names and arguments."""
-        given = {"model": self._model, "data": self._data, "trainer": self._trainer}
-        return described_each("", given | division(self._partition, self._seed))
+        return described_each("", {"model": self._model, "data": self._data, "trainer": self._trainer})
 
 
 class YamlProject:
@@ -137,18 +132,13 @@ class YamlProject:
         if run.learning_rate is not None:
             config["fit"][self._rate_place()] = run.learning_rate
         cli = _cli(config, strategy=strategy, default_root_dir=str(root))
-        return Parts(cli.model, divided(cli.datamodule, cli.model, *self._division(), run.division), bare(cli.trainer))
+        return Parts(cli.model, divided(cli.datamodule, run.division), bare(cli.trainer))
 
     def configuration(self) -> Mapping[str, Any]:
         """The file with all defaults filled in, without what is replaced in each run."""
         left_out = {*_REPLACED, self._rate_place()}
         entries = vars(self._config["fit"].as_flat()).items()
-        own = {name: plain(value) for name, value in entries if name not in left_out}
-        return own | described_each("", division(*self._division()))
-
-    def _division(self) -> tuple[object, int]:
-        arguments = self.strategy.arguments
-        return arguments.get("partition"), arguments.get("seed", 0)
+        return {name: plain(value) for name, value in entries if name not in left_out}
 
 
 def _cli(arguments: Any, **replaced: Any) -> Any:
@@ -197,28 +187,11 @@ def rate_name(model: Callable[..., Any]) -> str:
     )
 
 
-def divided(
-    data: object, module: LightningModule, partition: object, seed: int, division: int = 0
-) -> FederatedDataModule:
-    """Data divided among clients: as they say, or by a strategy's partition."""
-    if isinstance(data, FederatedDataModule):
-        return data.divided_anew(data.seed + division) if division else data
-    source: Any = module if data is None else data
-    if isinstance(partition, Partition) or (partition is not None and not callable(partition)):
-        return FederatedDataModule(source, partition, seed=seed + division)  # type: ignore[arg-type]
-    if callable(partition):
-        made = partition(source)
-        if isinstance(made, FederatedDataModule):
-            return made.divided_anew(made.seed + division) if division else made
-    raise ValueError(
-        "data must be a FederatedDataModule, or the strategy must have a partition that divides it, found "
-        f"{type(source).__name__} and partition={partition!r}"
-    )
-
-
-def division(partition: object, seed: int) -> dict[str, Any]:
-    """What says how :func:`divided` divides."""
-    return {} if partition is None else {"partition": partition, "seed of the partition": seed}
+def divided(data: object, division: int) -> FederatedDataModule:
+    """One of the divisions of federated data."""
+    if not isinstance(data, FederatedDataModule):
+        raise ValueError(f"data must be a FederatedDataModule, found {type(data).__name__}")
+    return data.divided_anew(data.seed + division) if division else data
 
 
 def bare(trainer: Trainer) -> Trainer:

@@ -111,7 +111,7 @@ class Runner:
 
     def _build(self, run: Run, strategy: FederatedStrategy) -> Parts:
         root = self.folder / "logs" / run.key
-        return self.project.build(run, strategy.with_arguments(seed=run.seed, partition=None), root)
+        return self.project.build(run, strategy.with_arguments(seed=run.seed), root)
 
     def _file(self, run: Run) -> Path:
         return self.folder / "runs" / f"{run.key}.json"

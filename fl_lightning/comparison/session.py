@@ -24,8 +24,8 @@ from fl_lightning.report.number_formats import duration, plural
 from fl_lightning.report.runs_of_a_method import by_method
 from fl_lightning.report.tables import summaries
 
-_NO_MATTER = ("seed", "partition", "executor", "timeout", "log_client_names")
-"""Arguments of a strategy that are replaced, belong to the project, or change no result."""
+_NO_MATTER = ("seed", "executor", "timeout", "log_client_names")
+"""Arguments of a strategy that are replaced, or change no result."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,9 @@ class Session:
     divisions: int = 1
 
     def __post_init__(self) -> None:
+        for name, strategy in self.methods.items():
+            if strategy.arguments.get("partition") is not None:
+                raise ValueError(f"partition of {name} must be left out: FederatedDataModule divides the data of all")
         if len(self.plan.learning_rates) == 1:
             why = "where there is one learning rate, and none to pick"
             check_unused("tuning_seeds", self.tuning_seeds, None, why)

@@ -216,6 +216,8 @@ def test_arguments_that_cannot_be_right_are_refused(tmp_path):
         ({"model": fl.ClientModule, "learning_rates": [0.1]}, ValueError, "model must take the learning rate"),
         ({"strategies": {}}, ValueError, "strategies must be a mapping with one method or more"),
         ({"strategies": {"pooled": fl.algorithms.FedLF()}}, ValueError, "strategies must have names other than"),
+        ({"data": Blobs(train=60)}, TypeError, "data must be a FederatedDataModule, or a function"),
+        ({"strategies": {"A": fl.FederatedStrategy(partition=fl.data.IID(3))}}, ValueError, "partition of A must"),
         ({"strategies": {"FedLF": "FedLF"}}, TypeError, "must be a FederatedStrategy, or a server rule such as"),
         ({"learning_rates": [0.1, 0.1]}, ValueError, "learning_rates must hold one or more different values"),
         ({"seeds": []}, ValueError, "seeds must hold one or more different values"),
@@ -265,18 +267,6 @@ def test_the_values_at_the_end_count_where_validation_is_rare(tmp_path, diary):
             assert {name: v[-1] for name, v in series.summaries.items()} == {
                 name: v[-1] for name, v in expected.summaries.items()
             }
-
-
-def test_strategies_with_a_partition_divide_plain_data(tmp_path, diary):
-    methods = {
-        name: fl.FederatedStrategy(rule, partition=fl.data.IID(3), seed=7)
-        for name, rule in (("FedAvg", fl.algorithms.FedAvg()), ("FedLF", fl.algorithms.FedLF()))
-    }
-    found = fl.compare(Watched, Blobs(train=60), methods, trainer=TRAINER, folder=tmp_path, seeds=2, bounds="local")
-    expected = fl.FederatedDataModule(Blobs(train=60), fl.data.IID(3), seed=7).client_sizes.tolist()
-    assert {record.client_sizes for record in found.results.values()} == {tuple(expected)}
-    with pytest.raises(ValueError, match="data must be a FederatedDataModule, or a function that makes one, where"):
-        fl.compare(Watched, Blobs(train=60), METHODS, trainer=TRAINER, folder=tmp_path / "other")
 
 
 def test_names_of_runs_are_names_of_files():

@@ -206,22 +206,19 @@ def test_records_tell_clients_by_their_names(tmp_path):
 
     def by_client(record, rounds):
         names = record.client_names
-        weights = {name: row[:rounds] for name, row in zip(names, record.weights.totals, strict=True)}
         values = [
             {names[k]: (size, loss) for k, size, loss in zip(e.client_ids, e.sizes, e.values["val_loss"], strict=True)}
             for e in record.evaluations[:rounds]
         ]
-        return weights, values, dict(zip(names, record.client_sizes, strict=True))
+        return values, dict(zip(names, record.client_sizes, strict=True))
 
     before = by_client(recorded("abc", 2), 2)
     with pytest.warns(UserWarning, match="'d' joined, 'b' left"):
         record = recorded("acd", 3, tmp_path / "now.ckpt")
     assert record.client_names == tuple("acdb")
-    weights, values, sizes = by_client(record, 2)
-    assert weights.pop("d") == (0, 0)
-    assert (weights, values) == before[:2]
-    assert {name: sizes[name] for name in "abc"} == before[2]
-    assert record.weights.totals[3][2] == 0
+    values, sizes = by_client(record, 2)
+    assert values == before[0]
+    assert {name: sizes[name] for name in "abc"} == before[1]
     assert record.evaluations[-1].client_ids == (0, 1, 2)
 
 
