@@ -19,10 +19,9 @@ from fl_lightning.lightning.names import rank_zero_info
 Labels = Tensor | Sequence[int] | Callable[[Any], int] | str
 """Labels themselves, a function from a sample to its label, or the name of the dataset's attribute."""
 
-_HINT = "pass labels= (a vector, a function of a sample, or an attribute's name)"
-_EVALUATION_HINT = (
-    "pass labels= as a function of a sample or as an attribute's name (a vector holds the training data's labels "
-    "alone), or evaluation='shared', which needs none"
+_HINT = (
+    "pass labels= as a function of a sample or as an attribute's name (for training data alone a vector will do), or "
+    "evaluation='shared', which needs none"
 )
 _LABEL_KEYS = ("label", "labels", "target", "targets")
 
@@ -44,14 +43,11 @@ def integer_vector(name: str, values: Any, flags: bool = True) -> Tensor:
         vector: Tensor | None = torch.as_tensor(values)
     except (OverflowError, RuntimeError, TypeError, ValueError):
         vector = None
-    if vector is None or not has_numbers(vector) or vector.dim() != 1 or not _are_integers(vector, flags):
-        raise ValueError(f"{name} must be a vector of integers, found {shown(values)}")
-    return vector.to(torch.int64)
-
-
-def _are_integers(vector: Tensor, flags: bool) -> bool:
-    other = vector.is_floating_point() or vector.is_complex() or (vector.dtype is torch.bool and not flags)
-    return not other or vector.numel() == 0
+    if vector is not None and has_numbers(vector) and vector.dim() == 1:
+        other = vector.is_floating_point() or vector.is_complex() or (vector.dtype is torch.bool and not flags)
+        if not other or vector.numel() == 0:
+            return vector.to(torch.int64)
+    raise ValueError(f"{name} must be a vector of integers, found {shown(values)}")
 
 
 @checked(dataset=ANY, labels=FILLED)
@@ -73,21 +69,27 @@ def labels_of(dataset: Dataset[Any], labels: Labels | None = None) -> Tensor:
     Raises:
         ValueError: no label was found, the labels are not integers, or their number differs from the samples'.
     """
-    return _labels_of(dataset, labels, type(dataset).__name__, _HINT)
+    return _labels_of(dataset, labels, type(dataset).__name__)
 
 
-def _labels_of(dataset: Dataset[Any], labels: Labels | None, name: str, hint: str) -> Tensor:
+def _labels_of(dataset: Dataset[Any], labels: Labels | None, name: str) -> Tensor:
     n = num_samples(dataset)
     if isinstance(labels, str):
-        return _integers(attribute_of(dataset, labels), n, f"attribute {labels!r} of {name}", hint)
-    if callable(labels):
-        return _integers(_read(dataset, labels, name, hint), n, f"labels(sample) over {name}", hint)
-    if labels is not None:
-        return _integers(_array(labels), n, "labels", hint)
-    found = _known(dataset)
-    if found is None:
-        found = _read(dataset, partial(_label_of_sample, name=name, hint=hint), name, hint)
-    return _integers(found, n, f"the labels of {name}", hint)
+        values, what = attribute_of(dataset, labels), f"attribute {labels!r} of {name}"
+    elif callable(labels):
+        values, what = _read(dataset, labels, name), f"labels(sample) over {name}"
+    elif labels is not None:
+        values, what = _array(labels), "labels"
+    else:
+        known, what = _known(dataset), f"the labels of {name}"
+        values = _read(dataset, partial(_label_of_sample, name=name), name) if known is None else known
+    if n > 0 and values.shape[:1] == (n,) and values.size == n:
+        values = values.reshape(n)  # tables often keep their target as a column
+    if values.shape != (n,) or (n > 0 and values.dtype.kind not in "biu"):
+        raise ValueError(
+            f"{what} must be a vector of {n} integers, found {values.dtype} of shape {list(values.shape)}: {_HINT}"
+        )
+    return torch.from_numpy(np.array(values, dtype=np.int64))
 
 
 def labels_at_hand(dataset: object) -> np.ndarray[Any, Any] | None:
@@ -124,37 +126,22 @@ class Samples:
         num_samples(dataset)
         self.dataset = dataset
         self.stage = stage
-        self._given = labels
+        kind = type(dataset).__name__
+        self._given, self._name = labels, kind if stage == "train" else f"the {stage} data ({kind})"
 
     def __len__(self) -> int:
         return num_samples(self.dataset)
 
     @cached_property
-    def _found(self) -> Tensor:
-        name = type(self.dataset).__name__
-        if self.stage == "train":
-            labels = _labels_of(self.dataset, self._given, name, _HINT)
-        else:
-            labels = _labels_of(self.dataset, self._given, f"the {self.stage} data ({name})", _EVALUATION_HINT)
-        # Kept for every sample and every stage, so kept small.
-        for dtype in (torch.int16, torch.int32):
-            limits = torch.iinfo(dtype)
-            if labels.numel() == 0 or (int(labels.min()) >= limits.min and int(labels.max()) <= limits.max):
-                return labels.to(dtype)
-        return labels
+    def labels(self) -> Tensor:
+        """``[n]`` int64 labels, looked up once."""
+        return _labels_of(self.dataset, self._given, self._name)
 
     @property
     def labels_known(self) -> bool:
         """Whether :attr:`labels` takes no pass over the data."""
-        if "_found" in vars(self):
-            return True
         known = labels_at_hand(self.dataset) if self._given is None else None
-        return known is not None and known.dtype.kind in "biu"
-
-    @property
-    def labels(self) -> Tensor:
-        """``[n]`` int64 labels, looked up once."""
-        return self._found.to(torch.int64)
+        return "labels" in vars(self) or (known is not None and known.dtype.kind in "biu")
 
 
 def _known(dataset: object) -> np.ndarray[Any, Any] | None:
@@ -189,35 +176,34 @@ def _own(dataset: object, name: str) -> np.ndarray[Any, Any] | None:
     return _array(value) if len(value) == num_samples(dataset) else None
 
 
-def _read(dataset: Any, label: Callable[[Any], Any], name: str, hint: str) -> np.ndarray[Any, Any]:
+def _read(dataset: Any, label: Callable[[Any], Any], name: str) -> np.ndarray[Any, Any]:
     n = num_samples(dataset)
-    rank_zero_info(f"Reading {n} samples of {name} once for their labels; to avoid it, {hint}.")
+    rank_zero_info(f"Reading {n} samples of {name} once for their labels; to avoid it, {_HINT}.")
     # Random transforms would otherwise move the generators that training draws from.
     with isolated(0, torch.device("cpu")):
-        return _array([_label_at(dataset, index, label, name, hint) for index in range(n)])
+        return _array([label(_sample(dataset, index, name)) for index in range(n)])
 
 
-def _label_at(dataset: Any, index: int, label: Callable[[Any], Any], name: str, hint: str) -> Any:
+def _sample(dataset: Any, index: int, name: str) -> Any:
     try:
-        sample = dataset[index]
+        return dataset[index]
     except Exception as error:
         raise ValueError(
             f"sample {index} of {name} cannot be read for its label ({type(error).__name__}: {error}): leave it out, "
-            f"or {hint}"
+            f"or {_HINT}"
         ) from error
-    return label(sample)
 
 
-def _label_of_sample(sample: Any, name: str, hint: str) -> Any:
+def _label_of_sample(sample: Any, name: str) -> Any:
+    found = type(sample).__name__
     if isinstance(sample, Mapping):
-        for key in _LABEL_KEYS:
-            if key in sample:
-                return sample[key]
-        keys = sorted(map(str, sample))
-        raise ValueError(f"labels must be found in each sample of {name}, found only the keys {keys}: {hint}")
-    if isinstance(sample, (tuple, list)) and len(sample) > 1:
+        keys = [key for key in _LABEL_KEYS if key in sample]
+        if keys:
+            return sample[keys[0]]
+        found = f"the keys {sorted(map(str, sample))}"
+    elif isinstance(sample, (tuple, list)) and len(sample) > 1:
         return sample[-1]
-    raise ValueError(f"labels must be found in each sample of {name}, found only {type(sample).__name__}: {hint}")
+    raise ValueError(f"labels must be found in each sample of {name}, found only {found}: {_HINT}")
 
 
 def _array(values: Any) -> np.ndarray[Any, Any]:
@@ -232,13 +218,3 @@ def _array(values: Any) -> np.ndarray[Any, Any]:
     if mixed and not all(isinstance(value, (str, bytes)) for value in values):
         return np.fromiter(values, dtype=object, count=len(values))
     return found
-
-
-def _integers(values: np.ndarray[Any, Any], n: int, what: str, hint: str) -> Tensor:
-    if n > 0 and values.shape[:1] == (n,) and values.size == n:
-        values = values.reshape(n)  # tables often keep their target as a column
-    if values.shape != (n,) or (n > 0 and values.dtype.kind not in "biu"):
-        raise ValueError(
-            f"{what} must be a vector of {n} integers, found {values.dtype} of shape {list(values.shape)}: {hint}"
-        )
-    return torch.from_numpy(np.array(values, dtype=np.int64))

@@ -11,8 +11,14 @@ from torch import Tensor
 
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.fast_log import FastLog
-from fl_lightning.lightning.loop_parts import GroupedOptimization, StepValues, count_visits, install_results
-from fl_lightning.lightning.names import Trainer, TrainerFn, check_contract, lightning_module
+from fl_lightning.lightning.loop_parts import (
+    GroupedOptimization,
+    StepValues,
+    check_contract,
+    count_visits,
+    install_results,
+)
+from fl_lightning.lightning.names import Trainer, TrainerFn, lightning_module
 from fl_lightning.lightning.round_clock import RoundClock, RoundProgress
 
 if TYPE_CHECKING:

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the epoch loop puts into Lightning beside itself: grouped steps, results, numbers of the trainer, a warning."""
+"""What the epoch loop asks of Lightning, and what it puts there beside itself: steps, results, numbers, a warning."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from importlib import metadata
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
 
+from fl_lightning.lightning.metric_state import CONTRACT as METRICS
+from fl_lightning.lightning.metric_state import lacking
 from fl_lightning.lightning.names import (
+    TREE,
     ResultCollection,
     ResultMetric,
     Trainer,
@@ -28,6 +32,60 @@ if TYPE_CHECKING:
 else:
     _FitLoop = lightning_module("loops.fit_loop")._FitLoop
     _AutomaticOptimization = lightning_module("loops.optimization.automatic")._AutomaticOptimization
+
+
+CONTRACT: dict[str, tuple[str, ...]] = {
+    "lightning_module": ("_current_fx_name", "_on_before_batch_transfer"),
+    "fit_loop": ("epoch_loop", "epoch_progress", "state_dict", "load_state_dict", "_restarting", "_combined_loader",
+        "_should_reload_train_dl", "_data_source", "max_batches", "setup_data"),
+    "fit_loop.epoch_loop": (
+        "val_loop", "batch_progress", "scheduler_progress", "automatic_optimization", "manual_optimization",
+        "_results", "_batches_that_stepped", "_skip_next_val", "_restarting", "_build_kwargs", "update_lr_schedulers",
+        "_update_learning_rates",
+        "_num_ready_batches_reached", "_should_check_val_epoch", "_should_check_val_fx", "restarting", "max_steps",
+        "on_save_checkpoint", "on_load_checkpoint",
+    ),
+    "fit_loop.epoch_loop.automatic_optimization": (
+        "run", "optim_progress", "_make_zero_grad_fn", "_on_before_zero_grad", "_optimizer_zero_grad", "_skip_backward",
+    ),
+    "fit_loop.epoch_loop.manual_optimization": ("run", "optim_step_progress"),
+    "fit_loop.epoch_loop.val_loop": (
+        "batch_progress", "_results", "restarting", "_on_evaluation_model_train", "_evaluation_step", "_max_batches",
+        "_data_source", "_store_dataloader_outputs",
+    ),
+    "fit_loop.epoch_loop._results": ("_forked_name",),
+    "validate_loop": ("_evaluation_step", "_max_batches", "_results", "_data_source", "_store_dataloader_outputs"),
+    "test_loop": ("_evaluation_step", "_max_batches", "_results", "_data_source", "_store_dataloader_outputs"),
+    "predict_loop": ("_data_source",),
+    "_signal_connector": ("received_sigterm", "_sigterm_notifier_fn", "_slurm_sigusr_handler_fn"),
+    "strategy": ("_configure_launcher",),
+    "_data_connector": ("attach_datamodule", "_datahook_selector"),
+    "_logger_connector": (
+        "on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics", "_callback_metrics",
+        "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter", "_current_fx",
+    ),
+}  # fmt: skip
+"""Private and other attributes in use, by the path from the trainer to their owner."""
+
+
+def check_contract(trainer: Trainer) -> None:
+    """Checks that this Lightning still has the private attributes in use, and names those that it lacks."""
+    if found := lacking(METRICS):
+        version = metadata.version("torchmetrics")
+        raise RuntimeError(f"torchmetrics {version} is not supported: it lacks {found}; use torchmetrics 1.4 to 1.9")
+    for path, names in CONTRACT.items():
+        owner: Any = trainer
+        for part in path.split("."):
+            owner = getattr(owner, part)
+        if owner is None:
+            continue  # a trainer without a module yet
+        missing = [name for name in names if not hasattr(owner, name)]
+        if missing:
+            version = lightning_module("").__version__
+            raise RuntimeError(
+                f"{TREE} {version} is not supported: trainer.{path} lacks {missing}; "
+                "fl_lightning was written for lightning 2.5.3 to 2.6"
+            )
 
 
 class GroupedOptimization(_AutomaticOptimization):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place that decides which Lightning is used, and checks that it has the private names in use.
+"""The one place that decides which Lightning is used.
 
 ``lightning`` and ``pytorch_lightning`` are two complete copies of the same classes. An instance of one is no instance
 of the other. All files of this package import Lightning's names from here. A project that uses ``pytorch_lightning``
@@ -13,12 +13,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module, metadata
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
-
-from fl_lightning.lightning.metric_state import CONTRACT as METRICS
-from fl_lightning.lightning.metric_state import lacking
 
 _TREES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -80,60 +77,6 @@ else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-CONTRACT: dict[str, tuple[str, ...]] = {
-    "lightning_module": ("_current_fx_name", "_on_before_batch_transfer"),
-    "fit_loop": ("epoch_loop", "epoch_progress", "state_dict", "load_state_dict", "_restarting", "_combined_loader",
-        "_should_reload_train_dl", "_data_source", "max_batches", "setup_data"),
-    "fit_loop.epoch_loop": (
-        "val_loop", "batch_progress", "scheduler_progress", "automatic_optimization", "manual_optimization",
-        "_results", "_batches_that_stepped", "_skip_next_val", "_restarting", "_build_kwargs", "update_lr_schedulers",
-        "_update_learning_rates",
-        "_num_ready_batches_reached", "_should_check_val_epoch", "_should_check_val_fx", "restarting", "max_steps",
-        "on_save_checkpoint", "on_load_checkpoint",
-    ),
-    "fit_loop.epoch_loop.automatic_optimization": (
-        "run", "optim_progress", "_make_zero_grad_fn", "_on_before_zero_grad", "_optimizer_zero_grad", "_skip_backward",
-    ),
-    "fit_loop.epoch_loop.manual_optimization": ("run", "optim_step_progress"),
-    "fit_loop.epoch_loop.val_loop": (
-        "batch_progress", "_results", "restarting", "_on_evaluation_model_train", "_evaluation_step", "_max_batches",
-        "_data_source", "_store_dataloader_outputs",
-    ),
-    "fit_loop.epoch_loop._results": ("_forked_name",),
-    "validate_loop": ("_evaluation_step", "_max_batches", "_results", "_data_source", "_store_dataloader_outputs"),
-    "test_loop": ("_evaluation_step", "_max_batches", "_results", "_data_source", "_store_dataloader_outputs"),
-    "predict_loop": ("_data_source",),
-    "_signal_connector": ("received_sigterm", "_sigterm_notifier_fn", "_slurm_sigusr_handler_fn"),
-    "strategy": ("_configure_launcher",),
-    "_data_connector": ("attach_datamodule", "_datahook_selector"),
-    "_logger_connector": (
-        "on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics", "_callback_metrics",
-        "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter", "_current_fx",
-    ),
-}  # fmt: skip
-"""Private and other attributes in use, by the path from the trainer to their owner."""
-
-
-def check_contract(trainer: Trainer) -> None:
-    """Checks that this Lightning still has the private attributes in use, and names those that it lacks."""
-    if found := lacking(METRICS):
-        version = metadata.version("torchmetrics")
-        raise RuntimeError(f"torchmetrics {version} is not supported: it lacks {found}; use torchmetrics 1.4 to 1.9")
-    for path, names in CONTRACT.items():
-        owner: Any = trainer
-        for part in path.split("."):
-            owner = getattr(owner, part)
-        if owner is None:
-            continue  # a trainer without a module yet
-        missing = [name for name in names if not hasattr(owner, name)]
-        if missing:
-            version = lightning_module("").__version__
-            raise RuntimeError(
-                f"{TREE} {version} is not supported: trainer.{path} lacks {missing}; "
-                "fl_lightning was written for lightning 2.5.3 to 2.6"
-            )
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Leaves out what trainers and fits log at the level INFO: devices, paths, that an epoch was the last."""
@@ -165,8 +108,8 @@ def lightning_cli() -> Any:
 
 
 __all__ = [
-    "CONTRACT", "TREE", "Callback", "DummyLogger", "LightningArgumentParser", "LightningCLI", "LightningDataModule",
+    "TREE", "Callback", "DummyLogger", "LightningArgumentParser", "LightningCLI", "LightningDataModule",
     "LightningModule", "Logger", "ModelCheckpoint", "ProgressBar", "ResultCollection", "ResultMetric", "RunningStage",
-    "SingleDeviceStrategy", "StrategyRegistry", "Trainer", "TrainerFn", "callbacks", "check_contract",
+    "SingleDeviceStrategy", "StrategyRegistry", "Trainer", "TrainerFn", "callbacks",
     "lightning_cli", "lightning_module", "pl", "quiet", "rank_zero_info", "rank_zero_warn",
 ]  # fmt: skip

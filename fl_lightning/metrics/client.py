@@ -162,10 +162,7 @@ class BestFraction(WorstFraction):
 
     with the averages sorted from the worst.
 
-    Args:
-        num_clients: how many clients there are; ids run from 0.
-        fraction: share of the clients, in (0, 1].
-        larger_is_better: orientation of the values.
+    Arguments are those of :class:`WorstFraction`.
 
     Example:
         >>> from fl_lightning.metrics import BestFraction

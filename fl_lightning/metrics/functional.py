@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Fairness of a vector of per-client values, and conflicts of a step, as pure functions.
 
-Every function of values takes ``[N]`` values, one per client. A NaN stands for a client without data: it is left out.
-If nothing is left the result is NaN. Results are float64 (float32 on devices that lack float64).
+Every function of values takes ``[N]`` values, one per client, and raises ValueError unless they are a non-empty real
+vector. A NaN stands for a client without data: it is left out. If nothing is left the result is NaN. Results are
+float64 (float32 on devices that lack float64).
 """
 
 from __future__ import annotations
@@ -49,20 +50,15 @@ def fairness_angle(values: Tensor) -> Tensor:
     .. math::
         \varphi = \arccos \frac{|A \cdot \mathbf{1}|}{\lVert A \rVert \sqrt{N}}
 
-    0 means that all clients have the same value. Source: FedLF (AAAI 2024) and FedMDFG (AAAI 2023), experiments, where
-    values are accuracies and the sum has no bars around it: they change nothing there, and make 0 of equal values below
-    0 too, such as log-likelihoods. Where the signs differ and the mean is 0, the angle is a right one. The cosine is
-    the size of the mean over the root mean square, so the angle also equals ``atan2(std, |mean|)``; that form is used,
-    because the arccosine loses half of the digits near 0.
+    0 means that all clients have the same value. Source: FedLF (AAAI 2024) and FedMDFG (AAAI 2023), experiments,
+    without the bars around the sum, which change nothing for accuracies. It is computed as ``atan2(std, |mean|)``,
+    which is the same, because the arccosine loses half of the digits near 0.
 
     Args:
         values: ``[N]``, larger is better.
 
     Returns:
         A scalar in ``[0, pi / 2]``; NaN if all values are 0, where no angle exists.
-
-    Raises:
-        ValueError: ``values`` is not a non-empty real vector.
 
     Example:
         >>> fairness_angle(torch.tensor([0.5, 0.5, 0.5]))
@@ -81,14 +77,7 @@ def fairness_angle(values: Tensor) -> Tensor:
 
 @checked()
 def mean(values: Tensor) -> Tensor:
-    """Mean over the clients, each counted once.
-
-    Args:
-        values: ``[N]``.
-
-    Raises:
-        ValueError: ``values`` is not a non-empty real vector.
-    """
+    """Mean over the clients, each counted once."""
     return _counted(values).mean()
 
 
@@ -115,14 +104,7 @@ def weighted_mean(values: Tensor, sizes: Tensor) -> Tensor:
 
 @checked()
 def std(values: Tensor) -> Tensor:
-    """Population standard deviation over the clients (divides by ``N``).
-
-    Args:
-        values: ``[N]``.
-
-    Raises:
-        ValueError: ``values`` is not a non-empty real vector.
-    """
+    """Population standard deviation over the clients (divides by ``N``)."""
     valid = _counted(values)
     return (valid - valid.mean()).square().mean().sqrt()
 
@@ -141,9 +123,6 @@ def worst_fraction(values: Tensor, fraction: float, larger_is_better: bool = Tru
         fraction: share of the clients, in (0, 1].
         larger_is_better: whether the worst clients have the lowest or the highest values.
 
-    Raises:
-        ValueError: ``values`` is not a non-empty real vector, or ``fraction`` is outside (0, 1].
-
     Example:
         >>> worst_fraction(torch.tensor([0.9, 0.1, 0.3, 0.7]), 0.5)
         tensor(0.2000, dtype=torch.float64)
@@ -157,16 +136,7 @@ def _first(ordered: Tensor, fraction: float) -> Tensor:
 
 @checked(fraction=Bounds(above=0, most=1))
 def best_fraction(values: Tensor, fraction: float, larger_is_better: bool = True) -> Tensor:
-    """Mean over the best clients: :func:`worst_fraction` from the other end.
-
-    Args:
-        values: ``[N]``.
-        fraction: share of the clients, in (0, 1].
-        larger_is_better: whether the best clients have the highest or the lowest values.
-
-    Raises:
-        ValueError: ``values`` is not a non-empty real vector, or ``fraction`` is outside (0, 1].
-    """
+    """Mean over the best clients: :func:`worst_fraction` from the other end."""
     return worst_fraction(values, fraction, not larger_is_better)
 
 
@@ -182,9 +152,6 @@ def fairness_summary(values: Tensor, sizes: Tensor, larger_is_better: bool = Tru
     Returns:
         ``mean``, ``weighted_mean``, ``std``, ``angle`` (if larger is better), ``worst_5``, ``worst_10``, ``best_5``,
         ``best_10`` (percent of the clients), ``min``, ``max``, and ``clients``: how many have a value (int64).
-
-    Raises:
-        ValueError: shapes are wrong, or a size is negative or not finite.
     """
     valid = _counted(values)
     summary = {
@@ -236,12 +203,10 @@ def conflict_counts(dots: Tensor) -> ConflictCounts:
 def is_larger_better(metric_name: str) -> bool:
     """Guesses a metric's orientation from its name.
 
-    False for names that contain ``loss``, ``error``, ``perplexity``, ``entropy``, ``disparity`` or ``distance``, or one
-    of the short forms ``err``, ``mse``, ``mae``, ``rmse``, ``nrmse``, ``msle``, ``rmsle``, ``mape``, ``smape``,
-    ``wape``, ``mase``, ``crps``, ``nll``, ``ppl``, ``wer``, ``cer``, ``brier``, ``ece``, ``fpr``, ``aurc``, ``augrc``,
-    ``kl``, ``kld``, ``huber``, ``fid``, ``lpips``, ``hd95``, ``assd`` as a whole word (``val_err``, ``valMSE``, but not
-    ``preferred_acc``), and for those of gaps between groups (:func:`guessed_mode`). True for all others. Where the
-    guess is wrong, say so through the argument of the function or callback in question.
+    False for names that contain ``loss``, ``error``, ``perplexity``, ``entropy``, ``disparity`` or ``distance``, or as
+    a whole word a short form of such a metric (``val_err``, ``valMSE``, but not ``preferred_acc``), and for those of
+    gaps between groups (:func:`guessed_mode`). True for all others. Where the guess is wrong, say so through the
+    argument of the function or callback in question.
 
     Example:
         >>> is_larger_better("val_acc"), is_larger_better("val/loss"), is_larger_better("valRMSE")

@@ -106,10 +106,8 @@ class DemographicParity(_GroupRates):
     .. math::
         \max_g P(\hat Y = 1 \mid A = g) - \min_g P(\hat Y = 1 \mid A = g)
 
-    With one client it is the value of all samples. Logged with ``self.log`` in validation or test it is that as well,
-    and :class:`fl_lightning.FederatedStrategy` gives each client's own beside it. fairlearn calls the values
-    ``demographic_parity_difference`` and ``demographic_parity_ratio``; FCFL (NeurIPS 2021, equation 2) bounds the
-    difference by a budget on every client.
+    With one client it is the value of all samples. Logged with ``self.log`` it is that as well, and
+    :class:`fl_lightning.FederatedStrategy` gives each client's own beside it.
 
     Args:
         num_groups: how many groups there are; their numbers run from 0.
@@ -148,14 +146,8 @@ class EqualOpportunity(_GroupRates):
     .. math::
         \max_g P(\hat Y = 1 \mid A = g, Y = 1) - \min_g P(\hat Y = 1 \mid A = g, Y = 1)
 
-    See :class:`DemographicParity`; here only samples with label 1 count. A group that has none is left out, where
-    fairlearn counts its rate as 0.
-
-    Args:
-        num_groups: how many groups there are; their numbers run from 0.
-        compare: the difference, the ratio, or with two groups the rate of group 1 less that of group 0.
-        method: compare groups with each other or with all people.
-        num_clients: how many clients there are; ids run from 0.
+    Arguments are those of :class:`DemographicParity`; here only samples with label 1 count. A group that has none is
+    left out, where fairlearn counts its rate as 0.
 
     Example:
         >>> from fl_lightning.metrics import EqualOpportunity
@@ -168,17 +160,7 @@ class EqualOpportunity(_GroupRates):
     _given: tuple[int | None, ...] = OPPORTUNITY
 
     def update(self, predictions: Tensor, labels: Tensor, groups: Tensor, client_ids: Tensor | int = 0) -> None:
-        """Counts samples.
-
-        Args:
-            predictions: ``[B]``, 0 or 1.
-            labels: ``[B]``, 0 or 1.
-            groups: ``[B]`` integers in ``[0, num_groups)``.
-            client_ids: ``[B]`` integers in ``[0, num_clients)``, or one id for all.
-
-        Raises:
-            ValueError: shapes differ, or a value is out of range.
-        """
+        """Counts samples as :meth:`DemographicParity.update` does; ``labels``: ``[B]``, 0 or 1."""
         self._count(predictions, labels, groups, client_ids)
 
 
@@ -189,14 +171,10 @@ class EqualizedOdds(EqualOpportunity):
         \max_{y \in \{0, 1\}} \left( \max_g P(\hat Y = 1 \mid A = g, Y = y)
         - \min_g P(\hat Y = 1 \mid A = g, Y = y) \right)
 
-    See :class:`DemographicParity`. A rate whose comparison is undefined does not count; fairlearn's ratio depends on
-    which of the two that is.
+    Other arguments are those of :class:`DemographicParity`. A rate whose comparison is undefined does not count.
 
     Args:
-        num_groups: how many groups there are; their numbers run from 0.
         compare: the difference or the ratio.
-        method: compare groups with each other or with all people.
-        num_clients: how many clients there are; ids run from 0.
         agg: the less equal of the two rates, or the mean of the two comparisons.
 
     Example:

@@ -104,18 +104,8 @@ def demographic_parity(predictions: Tensor, groups: Tensor, num_groups: int | No
 def equal_opportunity(predictions: Tensor, labels: Tensor, groups: Tensor, num_groups: int | None = None) -> GroupFrame:
     r"""True positive rate of each group, :math:`P(\hat Y = 1 \mid A = g, Y = 1)`.
 
-    Args:
-        predictions: ``[B]``, 0 or 1.
-        labels: ``[B]``, 0 or 1.
-        groups: ``[B]`` integers from 0.
-        num_groups: how many groups there are; by default those up to the largest number.
-
-    Returns:
-        Rates ``[G]``, float64 (float32 on devices that lack float64). A group without a sample of label 1 has none:
-        NaN. fairlearn counts it as 0.
-
-    Raises:
-        ValueError: shapes differ, or a value is out of range.
+    As :func:`demographic_parity`, with ``labels`` ``[B]`` of 0 and 1. A group without a sample of label 1 has no rate:
+    NaN. fairlearn counts it as 0.
 
     Example:
         >>> predictions, labels, groups = torch.tensor([[1, 0, 1, 1], [1, 1, 1, 0], [0, 0, 1, 1]])
@@ -127,19 +117,9 @@ def equal_opportunity(predictions: Tensor, labels: Tensor, groups: Tensor, num_g
 
 @checked(num_groups=Bounds(2))
 def equalized_odds(predictions: Tensor, labels: Tensor, groups: Tensor, num_groups: int | None = None) -> GroupFrame:
-    """True and false positive rates of each group.
+    """True and false positive rates ``[2, G]`` of each group.
 
-    Args:
-        predictions: ``[B]``, 0 or 1.
-        labels: ``[B]``, 0 or 1.
-        groups: ``[B]`` integers from 0.
-        num_groups: how many groups there are; by default those up to the largest number.
-
-    Returns:
-        Rates ``[2, G]``: the first row as in :func:`equal_opportunity`, the second for the samples with label 0.
-
-    Raises:
-        ValueError: shapes differ, or a value is out of range.
+    The first row is as in :func:`equal_opportunity`, the second is for the samples with label 0.
 
     Example:
         >>> frame = equalized_odds(torch.tensor([1, 0, 1, 1]), torch.tensor([1, 0, 1, 0]), torch.tensor([0, 0, 1, 1]))

@@ -184,6 +184,10 @@ def test_datasets():
     assert data.train_dataloader().settings == fd.LoaderSettings(32, True)
     assert data.val_dataloader().settings == fd.LoaderSettings(32, False)
     assert used(data.test_dataloader()) == list(range(30))
+    loader = DataLoader(train, batch_size=4, drop_last=True)
+    for source, drops in ((train, False), (loader, True)):
+        settings = FederatedDataModule(source, fd.IID(4), batch_size=10).train_dataloader().settings
+        assert (settings.batch_size, settings.drop_last) == (10, drops)
     sized = FederatedDataModule(train, fd.IID(4), val=val, batch_size=7, eval_batch_size=9)
     assert (sized.train_dataloader().batch_size, sized.val_dataloader().batch_size) == (7, 9)
     assert FederatedDataModule(train, fd.IID(4), val=val, batch_size=7).val_dataloader().batch_size == 7
@@ -191,14 +195,6 @@ def test_datasets():
     assert listed.label_counts().tolist() in ([[5, 0], [0, 5]], [[0, 5], [5, 0]])
     keyed = FederatedDataModule({i: (torch.zeros(1), i % 2) for i in range(10)}, fd.Mutex(2))
     assert keyed.client_sizes.tolist() == [5, 5]
-
-
-def test_batch_sizes_of_a_data_module_may_be_replaced():
-    data = FederatedDataModule(Evaluated(), fd.IID(4), batch_size=3)
-    assert data.train_dataloader().batch_size == 3
-    assert data.train_dataloader().settings.drop_last
-    assert data.val_dataloader().batch_size == 16
-    assert FederatedDataModule(Evaluated(), fd.IID(4), eval_batch_size=5).val_dataloader().batch_size == 5
 
 
 def test_ready_parts():
@@ -460,7 +456,6 @@ def test_loaders_keep_their_settings():
     assert loaders[0].settings.drop_last
     assert sum(size for _, size in loaders[0].batches(0, seed=0)) == 20
     assert joined == [4] * 5
-    assert FederatedDataModule(train, fd.IID(2), batch_size=10).train_dataloader().batch_size == 10
 
 
 def test_loaders_are_refused_by_the_argument_that_gave_them():
@@ -492,24 +487,17 @@ class WithLoaders(Net):
         return DataLoader(make(20, 1), batch_size=4)
 
 
-def federated_trainer():
-    return Trainer(
-        max_epochs=1, strategy=fl.FederatedStrategy(), accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
-
-
 @pytest.mark.fit
 def test_a_modules_own_loaders():
     module = WithLoaders()
     data = FederatedDataModule(module, fd.IID(2))
-    trainer = federated_trainer()
-    trainer.fit(module, data)
+    run = trainer(fl.FederatedStrategy())
+    run.fit(module, data)
     assert module.calls == ["prepare", "fit"]  # by Lightning, once
-    assert trainer.strategy.last_round.client_ids == (0, 1)
-    trainer.test(module, data)
+    assert run.strategy.last_round.client_ids == (0, 1)
+    run.test(module, data)
     assert module.calls[2:] == ["prepare", "test"]
-    assert trainer.strategy.last_evaluation.client_ids == (0, 1)
+    assert run.strategy.last_evaluation.client_ids == (0, 1)
 
 
 @pytest.mark.fit
@@ -518,14 +506,12 @@ def test_own_loaders_are_set_up_where_lightning_does_not():
     assert FederatedDataModule(module, fd.IID(4)).num_clients == 4
     assert module.calls == ["fit"]
     other = WithLoaders()  # trained on the first one's data
-    federated_trainer().fit(other, FederatedDataModule(module, fd.IID(4)))
+    trainer(fl.FederatedStrategy()).fit(other, FederatedDataModule(module, fd.IID(4)))
     assert module.calls == ["fit", "prepare", "fit"]
     assert other.calls == ["prepare", "fit"]
 
 
 def test_errors_name_the_module_that_has_the_loader():
-    with pytest.raises(ValueError, match="must define train_dataloader, found Net without it"):
-        FederatedDataModule(Net(), fd.IID(2))
     module = WithLoaders()
     module.train_dataloader = lambda: [1]
     data = FederatedDataModule(module, fd.IID(2))
@@ -538,73 +524,30 @@ class NoTrain(LightningDataModule):
         return DataLoader(make(3, 0))
 
 
+IID, PAIR = fd.IID(2), [DataLoader(make(9, 0))] * 2
+
+
 @pytest.mark.parametrize(
-    ("build", "error", "match"),
+    ("data", "options", "error", "match"),
     [
-        (lambda: FederatedDataModule(Stream(), fd.IID(2)), TypeError, "data must be a map-style dataset.*Stream"),
-        (lambda: FederatedDataModule(make(9, 0), fd.IID(2), val=Stream()), TypeError, "val must be a map-style"),
-        (lambda: FederatedDataModule([DataLoader(make(9, 0))] * 2, fd.IID(2)), TypeError, "one DataLoader, found 2"),
-        (
-            lambda: FederatedDataModule({"a": DataLoader(make(9, 0)), "b": DataLoader(make(9, 0))}, fd.IID(2)),
-            TypeError,
-            "data must be one DataLoader, found 2",
-        ),
-        (lambda: FederatedDataModule({"a": make(9, 0)}, fd.IID(2)), TypeError, "integer indices, found dict"),
-        (lambda: FederatedDataModule(3, fd.IID(2)), TypeError, "data must be a LightningDataModule, .*found int"),
-        (lambda: FederatedDataModule((np.zeros((9, 2)), np.zeros(9)), fd.IID(2)), TypeError, "wrap inputs and targets"),
-        (lambda: FederatedDataModule([torch.zeros(9, 2), torch.zeros(9)], fd.IID(2)), TypeError, "TensorDataset"),
-        (
-            lambda: FederatedDataModule(make(9, 0), 5),
-            TypeError,
-            "partition of FederatedDataModule must be a Partition or",
-        ),
-        (
-            lambda: FederatedDataModule(make(9, 0), fd.IID(2), batch_size=0),
-            ValueError,
-            "batch_size of FederatedDataModule must be None or a positive integer, found 0",
-        ),
-        (
-            lambda: FederatedDataModule(make(9, 0), fd.IID(2), holdout=1.0),
-            ValueError,
-            "holdout of FederatedDataModule must be a number from 0 to below 1, found 1.0",
-        ),
-        (lambda: FederatedDataModule(make(9, 0), fd.IID(2), evaluation="all"), ValueError, "found 'all'"),
-        (lambda: FederatedDataModule(make(9, 0), fd.IID(2), holdout_stage="fit"), ValueError, "found 'fit'"),
-        (lambda: FederatedDataModule(NoTrain(), fd.IID(2)), ValueError, "must define train_dataloader, found NoTrain"),
-        (
-            lambda: FederatedDataModule(Module(), fd.IID(2), val=make(3, 0), test=make(3, 0)),
-            ValueError,
-            "val, test must come from the module Module itself",
-        ),
+        (Stream(), {}, TypeError, "data must be a map-style dataset.*Stream"),
+        (make(9, 0), {"val": Stream()}, TypeError, "val must be a map-style"),
+        (PAIR, {}, TypeError, "data must be one DataLoader, found 2"),
+        (dict(zip("ab", PAIR, strict=True)), {}, TypeError, "data must be one DataLoader, found 2"),
+        ({"a": make(9, 0)}, {}, TypeError, "integer indices, found dict"),
+        (3, {}, TypeError, "data must be a LightningDataModule, .*found int"),
+        ((np.zeros((9, 2)), np.zeros(9)), {}, TypeError, "wrap inputs and targets"),
+        ([torch.zeros(9, 2), torch.zeros(9)], {}, TypeError, "TensorDataset"),
+        (NoTrain(), {}, ValueError, "must define train_dataloader, found NoTrain without it"),
+        (Module(), {"val": make(3, 0), "test": make(3, 0)}, ValueError, "val, test must come from the module Module"),
     ],
 )
-def test_refusals(build, error, match):
+def test_refusals(data, options, error, match):
     with pytest.raises(error, match=match):
-        build()
+        FederatedDataModule(data, IID, **options)
 
 
 def test_a_data_module_of_the_other_lightning_is_named():
     other = type("LightningDataModule", (), {"__module__": "pytorch_lightning.core.datamodule"})
     with pytest.raises(TypeError, match="found one of pytorch_lightning: set FL_LIGHTNING_TREE"):
         FederatedDataModule(type("Mine", (other,), {})(), fd.IID(2))
-
-
-@pytest.mark.parametrize(
-    ("stage", "returns", "match"),
-    [
-        (
-            "train",
-            lambda: [DataLoader(make(9, 0))],
-            r"Custom.train_dataloader\(\) must be one torch DataLoader, .* list",
-        ),
-        ("val", lambda: {"a": DataLoader(make(9, 0))}, r"Custom.val_dataloader\(\) must be .* dict.* in a list"),
-    ],
-)
-@pytest.mark.fit
-def test_loaders_that_cannot_be_divided(stage, returns, match):
-    class Custom(Evaluated):
-        pass
-
-    setattr(Custom, f"{stage}_dataloader", lambda self: returns())
-    with pytest.raises((TypeError, ValueError), match=match):
-        trainer().fit(Net(), FederatedDataModule(Custom(), fd.IID(3)))

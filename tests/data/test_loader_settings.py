@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import re
+
 import pytest
 import torch
 from torch.utils.data import (
@@ -86,63 +88,41 @@ def test_subclasses_that_only_set_arguments_are_fine():
     assert LoaderSettings.from_dataloader(Graphs(DATA)) == LoaderSettings(5, collate_fn=collate)
 
 
+def sampled(sampler, batch_size=1):
+    return DataLoader(DATA, sampler=sampler, batch_size=batch_size)
+
+
+def batched(sampler, kind=BatchSampler):
+    return kind(sampler, 2, False)
+
+
+ORDER, SOME = SequentialSampler(DATA), SubsetRandomSampler([1, 2])
+
+
 @pytest.mark.parametrize(
-    ("make", "error", "match"),
+    ("loader", "match"),
     [
-        (lambda: DataLoader(Stream()), TypeError, "IterableDataset Stream: clients need samples that can be picked"),
-        (
-            lambda: [DataLoader(DATA), DataLoader(DATA)],
-            TypeError,
-            "one torch DataLoader, found list.*ConcatDataset; several to evaluate come in a list",
-        ),
-        (lambda: {"a": DataLoader(DATA)}, TypeError, "found dict"),
-        (
-            lambda: lightning_module("utilities.combined_loader").CombinedLoader([DataLoader(DATA)]),
-            TypeError,
-            "found CombinedLoader",
-        ),
-        (lambda: DATA, TypeError, "found TensorDataset"),
-        (lambda: OwnIteration(DATA), TypeError, "found OwnIteration with an __iter__ of its own"),
-        (lambda: DataLoader(DATA, batch_size=None), ValueError, "found batch_size=None and the sampler Sequential"),
-        (lambda: DataLoader(DATA, sampler=[[0]], batch_size=None), ValueError, "batch_size=None and the sampler list"),
-        (
-            lambda: DataLoader(DATA, sampler=BatchSampler(SubsetRandomSampler([1]), 2, False), batch_size=None),
-            ValueError,
-            "found the sampler SubsetRandomSampler",
-        ),
-        (
-            lambda: DataLoader(DATA, sampler=OwnBatches(SequentialSampler(DATA), 2, False), batch_size=None),
-            ValueError,
-            "batch_size=None and the sampler OwnBatches",
-        ),
-        (
-            lambda: DataLoader(DATA, batch_sampler=OwnBatches(SequentialSampler(DATA), 2, False)),
-            ValueError,
-            "custom batch sampler OwnBatches",
-        ),
-        (lambda: DataLoader(DATA, batch_sampler=[[0, 1]]), ValueError, "custom batch sampler list"),
-        (
-            lambda: DataLoader(DATA, sampler=SubsetRandomSampler([1, 2])),
-            ValueError,
-            "found the sampler SubsetRandomSampler: choose samples with torch.utils.data.Subset",
-        ),
-        (lambda: DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 10, 10)), ValueError, "WeightedRandomSampler"),
-        (
-            lambda: DataLoader(DATA, sampler=RandomSampler(DATA, replacement=True)),
-            ValueError,
-            "without replacement, found RandomSampler",
-        ),
-        (
-            lambda: DataLoader(DATA, sampler=RandomSampler(DATA, num_samples=5)),
-            ValueError,
-            "all 10 samples of its dataset once per epoch, found a RandomSampler of 5",
-        ),
-        (lambda: DataLoader(DATA, sampler=SequentialSampler(range(3))), ValueError, "SequentialSampler of 3"),
-        (lambda: DataLoader(DATA, sampler=[3, 4]), ValueError, "found the sampler list"),
+        (DataLoader(Stream()), "IterableDataset Stream: clients need samples that can be picked"),
+        ([DataLoader(DATA)] * 2, "one torch DataLoader, found list.*ConcatDataset; several to evaluate come in a list"),
+        ({"a": DataLoader(DATA)}, "found dict"),
+        (lightning_module("utilities.combined_loader").CombinedLoader([DataLoader(DATA)]), "found CombinedLoader"),
+        (DATA, "found TensorDataset"),
+        (OwnIteration(DATA), "found OwnIteration with an __iter__ of its own"),
+        (sampled(ORDER, None), "found batch_size=None and the sampler Sequential"),
+        (sampled([[0]], None), "batch_size=None and the sampler list"),
+        (sampled(batched(SOME), None), "found the sampler SubsetRandomSampler"),
+        (sampled(batched(ORDER, OwnBatches), None), "batch_size=None and the sampler OwnBatches"),
+        (DataLoader(DATA, batch_sampler=batched(ORDER, OwnBatches)), "custom batch sampler OwnBatches"),
+        (DataLoader(DATA, batch_sampler=[[0, 1]]), "custom batch sampler list"),
+        (sampled(SOME), "found the sampler SubsetRandomSampler: choose samples with torch.utils.data.Subset"),
+        (sampled(WeightedRandomSampler([1.0] * 10, 10)), "WeightedRandomSampler"),
+        (sampled(RandomSampler(DATA, replacement=True)), "without replacement, found RandomSampler"),
+        (sampled(RandomSampler(DATA, num_samples=5)), "all 10 samples .* once per epoch, found a RandomSampler of 5"),
+        (sampled(SequentialSampler(range(3))), "SequentialSampler of 3"),
+        (sampled([3, 4]), "found the sampler list"),
     ],
 )
-def test_refusals_name_what_was_found(make, error, match):
-    with pytest.raises(error, match=match):
-        LoaderSettings.from_dataloader(make())
-    with pytest.raises(error, match=r"^My\.train_dataloader"):
-        LoaderSettings.from_dataloader(make(), "My.train_dataloader()")
+def test_refusals_name_what_was_found(loader, match):
+    for name in ("loader", "My.train_dataloader()"):
+        with pytest.raises((TypeError, ValueError), match=rf"^{re.escape(name)} must .*{match}"):
+            LoaderSettings.from_dataloader(loader, name)

@@ -325,18 +325,6 @@ def test_labels_must_be_a_vector_of_integers(divide, labels, match):
         divide(labels, 2, 1, 0)
 
 
-@pytest.mark.parametrize("clients", [0, -1, 3])
-def test_num_clients_must_fit(clients):
-    for divide in (
-        lambda: iid(2, clients, 0),
-        lambda: dirichlet([0, 1], clients, 1.0, 0),
-        lambda: pathological([0, 1], clients, 1, 0),
-        lambda: shards([0, 1], clients, 1, 0),
-    ):
-        with pytest.raises(ValueError, match="num_clients"):
-            divide()
-
-
 def test_label_counts():
     labels, parts = (
         torch.tensor([5, 9, 5, 9, 9]),

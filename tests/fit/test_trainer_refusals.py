@@ -24,7 +24,7 @@ from support import Blobs, Classifier, federated_blobs, fit, fresh, quiet_traine
 
 import fl_lightning as fl
 from fl_lightning.lightning import epoch_loop as loop
-from fl_lightning.lightning import names as lightning_names
+from fl_lightning.lightning import loop_parts
 from fl_lightning.lightning.names import pl
 
 # Lightning 2.5 has no such callbacks.
@@ -185,12 +185,12 @@ def test_strategy_by_name():
 
 @pytest.mark.parametrize(
     ("path", "name"),
-    [(path, names[0]) for path, names in lightning_names.CONTRACT.items()] + [("fit_loop.epoch_loop", "_results")],
+    [(path, names[0]) for path, names in loop_parts.CONTRACT.items()] + [("fit_loop.epoch_loop", "_results")],
 )
 def test_a_lightning_that_moved_an_attribute_is_refused(monkeypatch, path, name):
-    changed = copy.copy(lightning_names.CONTRACT)
+    changed = copy.copy(loop_parts.CONTRACT)
     changed[path] = (*changed[path], f"{name}_of_another_release")
-    monkeypatch.setattr(lightning_names, "CONTRACT", changed)
+    monkeypatch.setattr(loop_parts, "CONTRACT", changed)
     with pytest.raises(RuntimeError) as refusal:
         fit(rounds=1)
     sentence = str(refusal.value)
@@ -200,17 +200,17 @@ def test_a_lightning_that_moved_an_attribute_is_refused(monkeypatch, path, name)
 
 def test_a_missing_attribute_is_found():
     trainer = quiet_trainer(fl.FederatedStrategy())
-    lightning_names.check_contract(trainer)
+    loop_parts.check_contract(trainer)
     del trainer._logger_connector._current_fx
     with pytest.raises(RuntimeError, match=r"trainer\._logger_connector lacks \['_current_fx'\]"):
-        lightning_names.check_contract(trainer)
+        loop_parts.check_contract(trainer)
 
 
 def test_every_private_attribute_in_use_is_in_the_contract():
     base = quiet_trainer("auto").fit_loop.epoch_loop
     own = set(re.findall(r"self\.(_[a-z]\w+)", inspect.getsource(loop.FederatedEpochLoop)))
     inherited = {name for name in own if hasattr(base, name)} | {"_batches_that_stepped"}
-    assert inherited <= set(lightning_names.CONTRACT["fit_loop.epoch_loop"])
+    assert inherited <= set(loop_parts.CONTRACT["fit_loop.epoch_loop"])
     of_connector = set(re.findall(r"connector\.(_[a-z]\w+)", inspect.getsource(loop)))
     assert of_connector
-    assert of_connector <= set(lightning_names.CONTRACT["_logger_connector"])
+    assert of_connector <= set(loop_parts.CONTRACT["_logger_connector"])

@@ -19,7 +19,7 @@ from torchmetrics.regression import MeanSquaredError
 from torchmetrics.wrappers import ClasswiseWrapper, MinMaxMetric, MultioutputWrapper, MultitaskWrapper
 
 import fl_lightning as fl
-from fl_lightning.lightning import metric_state, names
+from fl_lightning.lightning import loop_parts, metric_state
 from fl_lightning.lightning.metric_state import (
     MetricDelta,
     MetricState,
@@ -95,7 +95,7 @@ def test_wrappers_that_keep_more_or_hold_means_are_not_joined():
 
 @pytest.mark.fit
 def test_a_torchmetrics_that_moved_a_private_name_is_refused(monkeypatch):
-    assert metric_state.lacking(names.METRICS) == []
-    monkeypatch.setattr(names, "METRICS", (*names.METRICS, "_of_another_release"))
+    assert metric_state.lacking(loop_parts.METRICS) == []
+    monkeypatch.setattr(loop_parts, "METRICS", (*loop_parts.METRICS, "_of_another_release"))
     with pytest.raises(RuntimeError, match=r"torchmetrics .* it lacks \['Metric._of_another_release'\]; use"):
         fit(rounds=1)

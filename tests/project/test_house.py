@@ -11,7 +11,7 @@ from pathlib import Path
 from house import imports, modules, room, syntax
 
 from fl_lightning.lightning import metric_state
-from fl_lightning.lightning.names import CONTRACT
+from fl_lightning.lightning.loop_parts import CONTRACT
 
 PACKAGE = Path(__file__).parents[2] / "fl_lightning"
 FLOORS = (

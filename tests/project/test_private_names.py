@@ -13,7 +13,8 @@ from support import Classifier
 from test_house import MODULES
 from torchmetrics import SumMetric
 
-from fl_lightning.lightning.names import CONTRACT, lightning_module
+from fl_lightning.lightning.loop_parts import CONTRACT
+from fl_lightning.lightning.names import lightning_module
 
 NO_NAMES = {
     "_fields", "_replace", "_exit", "_is_protocol", "_io", "_thread", "_logger", "_lives_on_device", "_batch_start",

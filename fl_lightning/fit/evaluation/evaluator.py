@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fl_lightning.algorithms.base import overrides
+from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.arguments import altered, trusted
 from fl_lightning.core.records import EvaluationRecord, named
 from fl_lightning.core.seeding import derive_seed, isolated
@@ -87,7 +87,7 @@ class Evaluator(Callback):
         loaders = _divided_loaders(trainer)
         if loaders:
             personal, rule = None, self._options.client_rule
-            if overrides(rule, "personal_model") and not trainer.sanity_checking:
+            if type(rule).personal_model is not ClientRule.personal_model and not trainer.sanity_checking:
                 layers, trained = self._options.algorithm.layers, self._model.trained
                 names = next(one.loaders.names for one in loaders if one is not None)
                 personal = personal_evaluation(trainer, rule, self.loaded, layers, trained, names)
