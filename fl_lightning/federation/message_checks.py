@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validates what comes over a network: what every field may be, and what is wrong with one that is not.
+"""Validates what comes over a network: how much of it there may be, and what is wrong with a message that is none.
 
-The bounds below are those of the fields of :mod:`fl_lightning.federation.messages`. :func:`read` lets a
-message in, or says in one sentence why not. What reads messages afterwards can rely on all of this.
+Their classes say what fields may be. :func:`read` lets a message in, or says in one sentence why not. What reads
+messages afterwards can rely on all of this.
 """
 
 from __future__ import annotations
@@ -16,23 +16,10 @@ import torch
 from torch import Tensor
 
 from fl_lightning.arguments import Bounds, Text, check, trusted
-from fl_lightning.clients.client_losses import MAX_FACTOR
 from fl_lightning.core.records import NAME, EvaluationRecord
+from fl_lightning.federation.messages import LOSS, SAMPLES
 from fl_lightning.report.number_formats import plural
 
-# ---- the table
-
-CLIENT = Bounds(0, 10**9)
-CLIENTS = Bounds(1, 10**9)
-ROUND = Bounds(0, 10**7)
-ROUNDS = Bounds(1, 10**7)
-SAMPLES = Bounds(0, 10**12)
-STEPS = Bounds(0, 10**9)
-STEPS_PER_ROUND = Bounds(1, 10**7)
-LOSS = Bounds(-1e15, 1e15, finite=False)
-"""NaN and infinity pass here: a client whose training diverged is named as such later."""
-LOSS_BATCH_FACTOR = Bounds(1, MAX_FACTOR)
-RATE = Bounds(0, 1e6)
 FEDERATION = Text("1 to 32 hexadecimal digits", lambda text: re.fullmatch(r"[0-9a-f]{1,32}", text) is not None)
 """It becomes the name of a folder at every client."""
 LARGEST = 1e30

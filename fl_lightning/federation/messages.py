@@ -11,27 +11,24 @@ from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import State
-from fl_lightning.arguments import checked, trusted
+from fl_lightning.arguments import Bounds, checked, trusted
+from fl_lightning.clients.client_losses import MAX_FACTOR
 from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.records import NAME
 from fl_lightning.core.storage import rule_state
 from fl_lightning.core.tensors import all_finite
-from fl_lightning.federation.message_checks import (
-    CLIENT,
-    LOSS,
-    LOSS_BATCH_FACTOR,
-    RATE,
-    ROUND,
-    ROUNDS,
-    SAMPLES,
-    STEPS,
-    STEPS_PER_ROUND,
-)
 from fl_lightning.lightning.round_clock import MeanVisit
+
+CLIENT, ROUND = Bounds(0, 10**9), Bounds(0, 10**7)
+SAMPLES, STEPS = Bounds(0, 10**12), Bounds(0, 10**9)
+LOSS = Bounds(-1e15, 1e15, finite=False)
+"""NaN and infinity pass here: a client whose training diverged is named as such later."""
+LOSS_BATCH_FACTOR = Bounds(1, MAX_FACTOR)
 
 
 @checked(
-    round=ROUND, counted=ROUND, steps_per_round=STEPS_PER_ROUND, rounds=ROUNDS, loss_batch_factor=LOSS_BATCH_FACTOR
+    round=ROUND, counted=ROUND, steps_per_round=Bounds(1, 10**7), rounds=Bounds(1, 10**7),
+    loss_batch_factor=LOSS_BATCH_FACTOR,
 )  # fmt: skip
 @dataclass(frozen=True)
 class ServerMessage:
@@ -104,7 +101,7 @@ class ServerMessage:
 
 
 @checked(
-    client_id=CLIENT, round=ROUND, size=SAMPLES, loss=LOSS, train_loss=LOSS, client_lr=RATE, steps=STEPS,
+    client_id=CLIENT, round=ROUND, size=SAMPLES, loss=LOSS, train_loss=LOSS, client_lr=Bounds(0, 1e6), steps=STEPS,
     loss_batch_factor=LOSS_BATCH_FACTOR,
 )  # fmt: skip
 @dataclass(frozen=True)

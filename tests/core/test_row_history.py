@@ -215,6 +215,10 @@ def test_only_some_rows_can_be_remembered():
     )
     history.remember(updates, {}, 1)
     assert len(history) == 2
+    other = rows_of(2, 3)  # not the rows whose products were computed last
+    remember(history, other, [5, 6], 1)
+    joint = torch.cat([new.rows, other.rows, updates.rows[[1]]])
+    torch.testing.assert_close(history.joint_gram(new, [5, 6, 11]), direct_gram(joint))
 
 
 def test_rows_that_do_not_fit_are_refused():

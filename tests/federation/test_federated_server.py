@@ -264,10 +264,8 @@ def test_one_strategy_serves_a_trainer_a_server_and_clients(tmp_path, monkeypatc
     assert torch.equal(weights(server.module), expected)
 
 
-@pytest.mark.parametrize(
-    ("adapter", "library", "extra"), [("flower", "flwr", "flower"), ("nvflare", "nvflare.client", "nvflare")]
-)
-def test_a_missing_library_is_named(monkeypatch, adapter, library, extra):
+@pytest.mark.parametrize(("adapter", "library"), [("flower", "flwr"), ("nvflare", "nvflare.client")])
+def test_a_missing_library_is_named(monkeypatch, adapter, library):
     monkeypatch.setitem(sys.modules, library, None)
     for name in [name for name in sys.modules if name.startswith(f"fl_lightning.federation.{adapter}")]:
         monkeypatch.delitem(sys.modules, name)

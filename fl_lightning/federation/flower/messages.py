@@ -19,9 +19,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from fl_lightning.arguments import checked
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.records import EvaluationRecord
-from fl_lightning.federation.message_checks import CLIENTS, FEDERATION, MessageError, evaluation, printable, read
+from fl_lightning.federation.message_checks import FEDERATION, MessageError, evaluation, printable, read
 from fl_lightning.federation.messages import ClientMessage
 from fl_lightning.lightning.module.plain_values import DTYPES
 
@@ -31,7 +31,7 @@ FAILED = 100
 """Code of the error that a client app answers with; the reason says what was raised."""
 
 
-@checked(num_clients=CLIENTS, federation=FEDERATION)
+@checked(num_clients=Bounds(1, 10**9), federation=FEDERATION)
 @dataclass(frozen=True)
 class Origin:
     """What every message of a server says beside its own."""

@@ -35,11 +35,11 @@ class Reply:
 class Mailbox:
     """Sends one message per node and matches replies with them by the message that they reply to.
 
-    Replies that nobody waits for (late, or a second time) are counted as ``strays`` and left alone.
+    Flower is asked for replies to messages whose time is not up. Of two replies to one message the first counts.
     """
 
     def __init__(self, grid: Grid) -> None:
-        self._grid, self.strays = grid, 0
+        self._grid = grid
         self._waiting: dict[str, int] = {}
 
     def send(
@@ -68,21 +68,14 @@ class Mailbox:
         for message in self._grid.pull_messages(list(self._waiting)):
             node = self._waiting.pop(message.metadata.reply_to_message_id, None)
             if node is None:
-                self._stray(message)
-            elif message.has_error():
+                continue
+            if message.has_error():
                 error = message.error
                 own = message.metadata.src_node_id == node
                 found[node] = Reply(failure=error.reason or f"Flower's error {error.code}", silent=not own)
             else:
                 found[node] = Reply(message.content)
         return found
-
-    def _stray(self, message: Message) -> None:
-        self.strays += 1
-        rank_zero_warn(
-            f"a reply of node {message.metadata.src_node_id} is left alone: it is late, or came already "
-            f"({self.strays} such replies so far)"
-        )
 
     def collect(self, timeout: float | None) -> dict[int, Reply]:
         """Waits until all replies are there or the time is up; nodes without a reply have it as their failure."""

@@ -55,7 +55,6 @@ class InProcess(Grid):
         self.keys: dict[int, bytes] = {}
         self.sent: list[Message] = []
         self._inbox: list[Message] = []
-        self.strays: list[Message] = []
         if TaskIdentity is not None:
             TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, SUPERLINK, 1
 
@@ -93,9 +92,9 @@ class InProcess(Grid):
         return order.metadata.message_id
 
     def pull_messages(self, message_ids):
-        """Those that were asked for, as Flower has it, and what no message that anybody waits for has caused."""
+        """Those that were asked for."""
         wanted = set(message_ids)
-        arrived = [m for m in self._inbox[::-1] if m.metadata.reply_to_message_id in wanted or m in self.strays]
+        arrived = [m for m in self._inbox[::-1] if m.metadata.reply_to_message_id in wanted]
         self._inbox = [m for m in self._inbox if m not in arrived]
         return arrived
 

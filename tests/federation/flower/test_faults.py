@@ -19,7 +19,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:client \\d is left out of round",
     "ignore:the evaluation after",
     "ignore:round \\d (had|was left out)",
-    "ignore:a reply of node",
     "ignore:node \\d+ (cannot take part|says that it is client)",
     "ignore:\\d of 4 clients have come",
     "ignore:FedMDFG asks clients for losses",
