@@ -13,7 +13,8 @@ from benchmarks.leaderboard.suites import Suite
 from benchmarks.leaderboard.traffic import Traffic
 from fl_lightning.report.conclusion import LOCAL
 from fl_lightning.report.number_formats import duration, percent
-from fl_lightning.report.tables import Estimate, MethodSummary
+from fl_lightning.report.repetitions import Estimate
+from fl_lightning.report.tables import MethodSummary
 
 PAGE = Path(__file__).parents[2] / "docs" / "leaderboard.md"
 OVERVIEW = {

@@ -20,8 +20,9 @@ from fl_lightning.lightning.names import rank_zero_warn
 from fl_lightning.report import FitRecord, write_report
 from fl_lightning.report.conclusion import conclude
 from fl_lightning.report.gains import Gain, by_client, gain_tables, joining
+from fl_lightning.report.repetitions import Estimate
 from fl_lightning.report.runs_of_a_method import by_method
-from fl_lightning.report.tables import Estimate, MethodSummary, summaries, summary_table
+from fl_lightning.report.tables import MethodSummary, summaries, summary_table
 
 FILES = ("table.md", "runs.csv", "clients.csv", "report.html")
 """What a comparison writes."""

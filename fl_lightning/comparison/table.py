@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from math import isfinite
 
 from fl_lightning.arguments import listed
 from fl_lightning.comparison.plan import Measure, Plan, Run
@@ -62,7 +63,7 @@ def notes(
             + " Another division of the data may say something else: see divisions."
             * (plan.divisions == 1)
         )
-    if any(row.angle.spread is not None for row in rows):
+    if any(isfinite(row.angle.mean) for row in rows):
         found.append("Angle: fairness angle in radians, 0 if all clients have the same value.")
     found.append(
         "Conflicts: share of a round's clients that the step works against. Time: of one run, evaluations included."

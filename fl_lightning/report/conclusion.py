@@ -11,7 +11,7 @@ from statistics import fmean
 from fl_lightning.arguments import listed
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.number_formats import STAGES, isolated, notation, number, plural, shortened, spread
-from fl_lightning.report.repetitions import Spread, mark
+from fl_lightning.report.repetitions import Estimate, mark
 from fl_lightning.report.runs_of_a_method import PERSONAL, Method, Stage, goodness, label_of
 from fl_lightning.report.tables import MethodSummary, Summary
 
@@ -41,9 +41,9 @@ def _best(methods: Sequence[MethodSummary], mode: Mode) -> MethodSummary:
 
 
 def _contrast(base: MethodSummary, other: MethodSummary, metric: str, mode: Mode) -> str:
-    spreads = [Spread.of(row.numbers[key].values()) for key in ("worst", "mean") for row in (base, other)]
-    form = notation([None if one is None else one.mean for one in spreads])
-    low, high, before, after = (spread(one, form) for one in spreads)
+    found = [Estimate.of(row.numbers[key].values()) for key in ("worst", "mean") for row in (base, other)]
+    form = notation([one.mean for one in found])
+    low, high, before, after = (spread(one, form) for one in found)
     worst, mean = (
         _MARKS[mark(other.numbers[key], base.numbers[key], larger_is_better=mode == "max")] for key in ("worst", "mean")
     )
@@ -62,7 +62,8 @@ def lede(methods: Sequence[Method], stage: Stage, table: Summary | None) -> list
     if rows[0].infinite:
         return [*found, "No number below counts that client, so they cannot say who is worst off."]
     metric = first.own(table.metric, stage)
-    points = first.points(metric, stage)
+    everyone = first.clients(metric, stage)
+    points = [point for point in everyone if not isnan(point.value)]
     if not points:
         return [*found, f"{first.label} has no value of {metric} for any client."]
     after = f"After {plural(len(first.first.rounds), 'round')} of {_quoted(first.label)}"
@@ -74,7 +75,7 @@ def lede(methods: Sequence[Method], stage: Stage, table: Summary | None) -> list
         f"{after}, {_quoted(worst.label)} ({plural(worst.size, f'{STAGES[stage]} sample')}) is worst off: its {metric} "
         f"is {number(worst.value, form)}, and the mean of {plural(len(points), 'client')} is {number(mean, form)}."
     )
-    without = [one.label for one in first.clients(metric, stage) if isnan(one.value)]
+    without = [one.label for one in everyone if isnan(one.value)]
     found[-1] += f" There is no value for {_some(without)}." if without else ""
     for method in methods:
         found += _one_class(method, method.own(table.metric, stage), stage)

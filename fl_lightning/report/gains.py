@@ -121,7 +121,6 @@ def joining(found: Mapping[str, Sequence[Gain]], metric: str) -> Part:
 
 def gain_cells(gain: Gain) -> tuple[str, str, str, str, str]:
     """A client's row: name, value alone, value with the method, gain with its interval, and advice."""
-    means = [value if isfinite(value) else None for value in (gain.alone, gain.together)]
-    form = notation(means)
-    alone, together = (number(value, form) for value in means)
+    form = notation([gain.alone, gain.together])
+    alone, together = number(gain.alone, form), number(gain.together, form)
     return gain.client, alone, together, interval_words(gain.interval, form, "+"), gain.advice

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import isfinite
+from math import isfinite, isnan
 
-from fl_lightning.report.repetitions import Interval, Spread
+from fl_lightning.report.repetitions import Estimate, Interval
 
 STAGES = {"val": "validation", "test": "test"}
 
@@ -21,13 +21,12 @@ def notation(values: Iterable[float | None]) -> str:
 
 def number(value: float | None, form: str | None = None) -> str:
     """A number with as many digits as one wants to read; where others stand beside it, in the form of all."""
-    return "-" if value is None else format(value, notation([value]) if form is None else form)
+    return "-" if value is None or isnan(value) else format(value, notation([value]) if form is None else form)
 
 
-def spread(value: Spread | None, form: str, sign: str = " ± ") -> str:
+def spread(value: Estimate, form: str, sign: str = " ± ") -> str:
     """A mean over repetitions, with the deviation if there are several."""
-    parts = [None] if value is None else [value.mean] if value.deviation is None else [value.mean, value.deviation]
-    return sign.join(number(part, form) for part in parts)
+    return number(value.mean, form) + ("" if isnan(value.deviation) else f"{sign}{number(value.deviation, form)}")
 
 
 def interval_words(value: Interval | None, form: str | None = None, sign: str = "") -> str:

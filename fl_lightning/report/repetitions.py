@@ -9,7 +9,8 @@ because what a division does to it is the same for all its seeds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import cos, inf, pi, sin, sqrt, tan
+from dataclasses import dataclass
+from math import cos, inf, nan, pi, sin, sqrt, tan
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -21,17 +22,19 @@ class Repetition(NamedTuple):
     seed: int  # of the module's first weights and of everything random in the fit
 
 
-class Spread(NamedTuple):
+@dataclass(frozen=True)
+class Estimate:
     """A number over repetitions."""
 
-    mean: float
-    deviation: float | None = None
+    mean: float = nan  # NaN without any number
+    deviation: float = nan  # standard deviation of a single repetition's number; NaN with one
+    mark: str = ""  # of the difference to a reference, see mark()
 
     @classmethod
-    def of(cls, numbers: Iterable[float | None]) -> Spread | None:
-        """``None`` without any number."""
-        found = [number for number in numbers if number is not None]
-        return cls(fmean(found), stdev(found) if len(found) > 1 else None) if found else None
+    def of(cls, numbers: Iterable[float], mark: str = "") -> Estimate:
+        """From the number of each repetition."""
+        found = list(numbers)
+        return cls(fmean(found) if found else nan, stdev(found) if len(found) > 1 else nan, mark)
 
 
 class Interval(NamedTuple):

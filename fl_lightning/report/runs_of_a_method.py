@@ -15,7 +15,7 @@ import torch
 from fl_lightning.metrics.functional import Mode, fairness_summary
 from fl_lightning.report.number_formats import client_label, plural
 from fl_lightning.report.record import ClientValues, FitRecord, MetricSeries
-from fl_lightning.report.repetitions import Repetition, Spread
+from fl_lightning.report.repetitions import Repetition
 
 Stage = Literal["val", "test"]
 PERSONAL = "personal/"
@@ -69,16 +69,13 @@ class Method:
 
     def own(self, metric: str, stage: Stage) -> str:
         """The name under which the values of a metric count: that of the clients' own models, where they have any."""
-        return _own(self.records, metric, stage)
+        last, name = (record.last_values(stage) for record in self.records), f"{PERSONAL}{metric}"
+        return name if any(values is not None and name in values.values for values in last) else metric
 
     def ends_infinite(self, metric: str, stage: Stage) -> bool:
         """Whether a client's last value is infinite in some fit."""
         pairs = ((record, record.last_values(stage)) for record in self.records)
         return any(values is not None and count_infinite(record, values, metric) > 0 for record, values in pairs)
-
-    def points(self, metric: str, stage: Stage) -> list[ClientPoint]:
-        """:meth:`clients` that have a value."""
-        return [point for point in self.clients(metric, stage) if not isnan(point.value)]
 
     def clients(self, metric: str, stage: Stage) -> list[ClientPoint]:
         """Every client's last value, the worst first, and last those without one, who have NaN.
@@ -93,13 +90,9 @@ class Method:
             record, values = group[0]
             columns = [dict(zip(v.client_ids, v.values[metric], strict=True)) for _, v in group]
             for client, size in zip(values.client_ids, values.sizes, strict=True):
-                spread = Spread.of(column.get(client) for column in columns)
-                name = (
-                    label_of(record, client)
-                    if self.same_clients
-                    else f"{label_of(record, client)} ({repetition_label(record)})"
-                )
-                value = nan if spread is None else spread.mean
+                known = [value for column in columns if (value := column.get(client)) is not None]
+                name = label_of(record, client) + f" ({repetition_label(record)})" * (not self.same_clients)
+                value = fmean(known) if known else nan
                 points.append(ClientPoint(client, name, size, record.client_sizes[client], value))
         return sorted(points, key=lambda one: (isnan(one.value), goodness(one.value, found[0][1].modes[metric])))
 
@@ -112,16 +105,21 @@ class Method:
         return _worst(self.ends(metric, stage).values(), mode) if self.same_clients else None
 
     def numbers(self, metric: str, stage: Stage, mode: Mode) -> dict[str, dict[Repetition, float]]:
-        """By name and repetition, what :func:`numbers_at_end` says, as far as it is finite, and ``worst``.
+        """By name and repetition, how the values of :func:`at_end` are spread, as far as that is finite.
 
-        That is the value of :meth:`worst_client`, or where fits have other clients that of the worst one of each.
+        The names are those of ``fairness_summary``, and ``worst``: the value of :meth:`worst_client`, or where fits
+        have other clients that of the worst one of each. Signed gaps count by their size.
         """
         who, found = self.worst_client(metric, stage, mode), dict[str, dict[Repetition, float]]()
         for repetition, record in self.fits.items():
-            values = at_end(record, metric, stage)
+            values, last = at_end(record, metric, stage), record.last_values(stage)
+            if not values or last is None:
+                continue
+            sized = {client: abs(value) if mode == "abs" else value for client, value in values.items()}
+            column, sizes = torch.tensor(list(sized.values()), dtype=torch.float64), torch.tensor(last.sizes)
+            summary = {name: float(n) for name, n in fairness_summary(column, sizes, mode == "max").items()}
             one = _worst([values], mode) if who is None else who
-            worst = nan if one is None else values.get(one, nan)
-            summary = {**numbers_at_end(record, metric, stage, mode), "worst": abs(worst) if mode == "abs" else worst}
+            summary["worst"] = nan if one is None else sized.get(one, nan)
             for name, number in summary.items():
                 if isfinite(number):
                     found.setdefault(name, {})[repetition] = number
@@ -174,20 +172,6 @@ def at_end(record: FitRecord, metric: str, stage: Stage) -> dict[int, float]:
     infinite = count_infinite(record, found, metric) > 0
     pairs = zip(found.client_ids, found.values[metric], strict=True)
     return {client: nan if infinite or value is None else value for client, value in pairs}
-
-
-def numbers_at_end(record: FitRecord, metric: str, stage: Stage, mode: Mode) -> dict[str, float]:
-    """How the values of :func:`at_end` are spread, by the names of ``fairness_summary``.
-
-    Signed gaps count by their size.
-    """
-    values, found = at_end(record, metric, stage), record.last_values(stage)
-    if not values or found is None:
-        return {}
-    column = torch.tensor(list(values.values()), dtype=torch.float64)
-    column = column.abs() if mode == "abs" else column
-    summary = fairness_summary(column, torch.tensor(found.sizes), larger_is_better=mode == "max")
-    return {name: float(number) for name, number in summary.items()}
 
 
 def _worst(fits: Iterable[Mapping[int, float]], mode: Mode) -> int | None:
@@ -251,11 +235,6 @@ def shown_metrics(methods: Sequence[Method], stage: Stage) -> list[tuple[str, Mo
     return own + shared
 
 
-def _own(records: Sequence[FitRecord], metric: str, stage: Stage) -> str:
-    found, name = (record.last_values(stage) for record in records), f"{PERSONAL}{metric}"
-    return name if any(values is not None and name in values.values for values in found) else metric
-
-
 def goodness(value: float, mode: Mode) -> float:
     """The larger, the better."""
     return value if mode == "max" else -(abs(value) if mode == "abs" else value)
@@ -271,13 +250,12 @@ def seconds_of(record: FitRecord) -> dict[str, float]:
 def worst_first(record: FitRecord) -> list[int]:
     """Client ids in the order of all pictures of a fit: by the last value of the first metric, the worst on top."""
     values, known = record.last_values(), range(len(record.client_names))
-    metrics = {} if values is None else metrics_of([record], values.stage)
-    metric = next((name for name in metrics if values is not None and name in values.values), None)
-    if metric is None or values is None:
+    if values is None:
         return list(known)
-    numbers = zip(values.client_ids, values.values[_own([record], metric, values.stage)], strict=True)
-    ranked = {client: goodness(number, metrics[metric]) for client, number in numbers if number is not None}
-    return [*sorted(ranked, key=ranked.__getitem__), *(client for client in known if client not in ranked)]
+    method = Method("", {Repetition(0, 0): record})
+    metric = next((name for name in metrics_of([record], values.stage) if name in values.values), "")
+    ranked = [point.client_id for point in method.clients(method.own(metric, values.stage), values.stage)]
+    return [*ranked, *sorted(set(known) - set(ranked))]
 
 
 def count_infinite(record: FitRecord, values: ClientValues, metric: str) -> int:

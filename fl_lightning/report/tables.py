@@ -26,7 +26,7 @@ from fl_lightning.report.number_formats import (
     spread,
 )
 from fl_lightning.report.pictures import both_ends, sentences
-from fl_lightning.report.repetitions import Repetition, Spread, mark
+from fl_lightning.report.repetitions import Estimate, Repetition, mark
 from fl_lightning.report.runs_of_a_method import (
     SPENT,
     Method,
@@ -39,24 +39,7 @@ from fl_lightning.report.runs_of_a_method import (
 )
 
 _LISTED = 200
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number over repetitions."""
-
-    spread: Spread | None = None  # mean and standard deviation; None without any number
-    mark: str = ""  # see repetitions.mark
-
-    @property
-    def mean(self) -> float:
-        """The mean over the repetitions; NaN without any number."""
-        return nan if self.spread is None else self.spread.mean
-
-    @property
-    def deviation(self) -> float:
-        """The standard deviation of a single fit's number; NaN with one repetition."""
-        return nan if self.spread is None or self.spread.deviation is None else self.spread.deviation
+_UNKNOWN = Estimate()
 
 
 @dataclass(frozen=True)
@@ -67,12 +50,12 @@ class MethodSummary:
     bound: str = ""  # what the bound is called, if the row is one
     learning_rate: float | None = None  # of its clients; None without a single one
     repetitions: int = 0  # that ran to their end
-    mean: Estimate = Estimate()  # over the clients
-    worst_10: Estimate = Estimate()  # over the worst tenth of them
+    mean: Estimate = _UNKNOWN  # over the clients
+    worst_10: Estimate = _UNKNOWN  # over the worst tenth of them
     worst_client: str = ""  # with the worst mean over the seeds; empty where several divisions make clients anew
-    worst: Estimate = Estimate()  # its value; with several divisions, that of the worst client of each
-    angle: Estimate = Estimate()  # fairness angle in radians; without numbers where small values are good
-    std: Estimate = Estimate()  # over the clients
+    worst: Estimate = _UNKNOWN  # its value; with several divisions, that of the worst client of each
+    angle: Estimate = _UNKNOWN  # fairness angle in radians; without numbers where small values are good
+    std: Estimate = _UNKNOWN  # over the clients
     conflicts: float = nan  # share of a round's clients in conflict with the step; NaN for bounds
     seconds: float = nan  # of all rounds of a run, with their evaluations
     not_finite: int = 0  # repetitions whose numbers are not finite, and left out
@@ -97,8 +80,8 @@ def summaries(
     rows = []
     for label, (method, name) in named.items():
         estimates = {
-            key: Estimate(
-                Spread.of(found.values()), mark(found, base.get(key, {}), mode == "max" and key not in ("angle", "std"))
+            key: Estimate.of(
+                found.values(), mark(found, base.get(key, {}), mode == "max" and key not in ("angle", "std"))
             )
             for key, found in numbers[label].items()
             if key in ("mean", "worst_10", "worst", "angle", "std")
@@ -187,7 +170,7 @@ def comparison(methods: Sequence[Method], stage: Stage) -> Summary | None:
 
 def summary_table(rows: Sequence[MethodSummary]) -> Table:
     """What describes how each method serves the clients, and what it cost."""
-    uneven = ("angle", "angle (rad)") if any(row.angle.spread for row in rows) else ("std", "deviation")
+    uneven = ("angle", "angle (rad)") if any(isfinite(row.angle.mean) for row in rows) else ("std", "deviation")
     columns = {"mean": "mean", "worst_10": "worst 10 %", "worst": "worst client", uneven[0]: uneven[1]}
     forms = {key: notation([getattr(row, key).mean for row in rows]) for key in columns}
     cells = [
@@ -204,7 +187,7 @@ def summary_table(rows: Sequence[MethodSummary]) -> Table:
 
 
 def _estimated(estimate: Estimate, form: str, who: str) -> str:
-    return " ".join(filter(None, [spread(estimate.spread, form, "±"), estimate.mark, f"({who})" * bool(who)]))
+    return " ".join(filter(None, [spread(estimate, form, "±"), estimate.mark, f"({who})" * bool(who)]))
 
 
 def clients(methods: Sequence[Method], stage: Stage) -> Part:
@@ -213,7 +196,7 @@ def clients(methods: Sequence[Method], stage: Stage) -> Part:
     for metric, _, names in shown_metrics(methods, stage):
         found_by = [method.clients(name, stage) for method, name in zip(methods, names, strict=True)]
         order = next((column for column in found_by if column), [])
-        values = [{(p.client_id, p.label): p.value for p in column if not isnan(p.value)} for column in found_by]
+        values = [{(p.client_id, p.label): p.value for p in column} for column in found_by]
         form = notation([value for column in values for value in column.values()])
         rows = [
             [one.label, f"{one.trained:,}", f"{one.size:,}",

@@ -10,7 +10,7 @@ from records import fit_record
 from fl_lightning.report import MetricSeries, write_report
 from fl_lightning.report.conclusion import LOCAL, POOLED, conclude
 from fl_lightning.report.number_formats import duration, notation, number, spread
-from fl_lightning.report.repetitions import Repetition, Spread
+from fl_lightning.report.repetitions import Estimate, Repetition
 from fl_lightning.report.tables import MethodSummary
 
 # By row, the worst client's value and the mean, seed by seed.
@@ -107,7 +107,7 @@ def test_numbers_that_are_read_together_have_as_many_digits():
     assert [number(value, notation(column)) for column in ([0.664, 9.95e-4], [3e-5], [5e8]) for value in column] == [
         "0.664", "0.001", "3.00e-05", "5.00e+08",
     ]  # fmt: skip
-    assert spread(Spread(0.664, 9.95e-4), notation([0.717, 3.04e-5])) == "0.664 ± 0.001"
+    assert spread(Estimate(0.664, 9.95e-4), notation([0.717, 3.04e-5])) == "0.664 ± 0.001"
     assert [duration(value) for value in (0.04, 9.96, 59.6, 319.99, 599.6, 6000.0, 21570.0)] == [
         "0.0 s", "10 s", "1 min 0 s", "5 min 20 s", "10 min", "1 h 40 min", "6 h 0 min",
     ]  # fmt: skip

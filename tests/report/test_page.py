@@ -283,7 +283,7 @@ class TestSentences:
     def test_seeds_that_divide_the_data_have_clients_of_their_own(self):
         first = fit_record(rounds=1)
         (method,) = by_method([first, replace(first, seed=1, client_sizes=(9, 9, 9, 9))])
-        points = method.points("test_acc", "test")
+        points = method.clients("test_acc", "test")
         assert [point.label for point in points[:2]] == ["client 0 (seed 0)", "client 0 (seed 1)"]
         assert len(points) == 8
         assert method.worst_client("test_acc", "test", "max") is None
