@@ -54,16 +54,15 @@ class Blobs(LightningDataModule):
 
 
 def test_versions_are_those_installed():
-    found = versions()
-    assert found.torch == torch.__version__
-    assert found.torchmetrics == metadata.version("torchmetrics")
-    assert found.torchvision == metadata.version("torchvision")
-    assert found.lightning_tree == TREE
-    assert found.lightning == metadata.version("lightning" if TREE.startswith("lightning.") else "pytorch-lightning")
-    assert found.python == ".".join(map(str, sys.version_info[:3]))
-    assert found.threads == torch.get_num_threads()
-    assert (found.devices == ()) == (not torch.cuda.is_available() and not torch.backends.mps.is_available())
-    assert dict(found.ops) == dict(ops.backend())
+    found, tree = versions(), "lightning" if TREE.startswith("lightning.") else "pytorch-lightning"
+    assert found["torch"].startswith(f"{torch.__version__} (")
+    assert found["torchmetrics"] == metadata.version("torchmetrics")
+    assert found["torchvision"] == metadata.version("torchvision")
+    assert found["lightning"] == f"{metadata.version(tree)} ({TREE})"
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["CPU threads"] == str(torch.get_num_threads())
+    able = torch.cuda.is_available() or torch.backends.mps.is_available()
+    assert (found["accelerators"] == "none") != able
 
 
 def test_info_prints_every_op_with_its_implementation_and_the_reason(capsys):
@@ -82,7 +81,7 @@ def test_info_prints_every_op_with_its_implementation_and_the_reason(capsys):
 def test_show_versions_writes_to_the_given_file(capsys):
     file = io.StringIO()
     show_versions(file)
-    assert file.getvalue() == f"{versions()}\n"
+    assert all(f"{name:<16}{value}\n" in file.getvalue() for name, value in versions().items())
     assert capsys.readouterr().out == ""
 
 

@@ -29,7 +29,6 @@ SAY_EVERY = 30.0  # seconds between two lines about a run
 
 def origin() -> dict[str, str]:
     """Versions and commit."""
-    found = versions()
     try:
         commit = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"],
@@ -41,10 +40,7 @@ def origin() -> dict[str, str]:
         commit = "unknown"
     return {
         "commit": commit,
-        "fl_lightning": found.fl_lightning,
-        "torch": found.torch,
-        "lightning": found.lightning,
-        "python": found.python,
+        **{name: versions()[name].split(" ")[0] for name in ("fl_lightning", "torch", "lightning", "python")},
     }
 
 

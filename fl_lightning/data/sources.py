@@ -116,11 +116,7 @@ def check_dataset(name: str, dataset: object) -> None:
     """Refuses what cannot be divided among clients."""
     if isinstance(dataset, DataLoader):
         return  # LoaderSettings looks at it
-    if isinstance(dataset, IterableDataset):
-        raise TypeError(
-            f"{name} must be a map-style dataset, found the IterableDataset {type(dataset).__name__}: clients need "
-            "samples that can be picked by index"
-        )
+    _check_map_style(name, dataset)
     for base in type(dataset).__mro__:
         if base.__name__ in ("LightningDataModule", "LightningModule"):
             raise TypeError(
@@ -148,6 +144,14 @@ def check_dataset(name: str, dataset: object) -> None:
         )
     if num_samples(dataset, name) == 0:
         raise ValueError(f"{name} must hold at least one sample, found {shown(dataset)}")
+
+
+def _check_map_style(name: str, dataset: object) -> None:
+    if isinstance(dataset, IterableDataset):
+        raise TypeError(
+            f"{name} must have samples that can be picked by index (a map-style dataset), found the IterableDataset "
+            f"{type(dataset).__name__}"
+        )
 
 
 def loader_name(module: LightningDataModule, stage: str) -> str:
@@ -212,24 +216,15 @@ class LoaderSettings:
                 f"{name} must iterate as DataLoader does, found {kind.__name__} with an __iter__ of its own: put what "
                 "it does into the dataset or collate_fn"
             )
-        if isinstance(loader.dataset, IterableDataset):
-            raise TypeError(
-                f"{name} must have a map-style dataset, found the IterableDataset {type(loader.dataset).__name__}: "
-                "clients need samples that can be picked by index"
-            )
+        _check_map_style(name, loader.dataset)
         total = num_samples(loader.dataset)
         fetch_batches = loader.batch_sampler is None
         batches: object = loader.sampler if fetch_batches else loader.batch_sampler
-        if fetch_batches and type(batches) is not BatchSampler:
-            raise ValueError(
-                f"{name} must form batches, found batch_size=None and the sampler {type(batches).__name__}: give it a "
-                "batch_size, or as its sampler a BatchSampler over a SequentialSampler or RandomSampler"
-            )
         if type(batches) is not BatchSampler:
+            what = "batch_size=None and the sampler" if fetch_batches else "the custom batch sampler"
             raise ValueError(
-                f"{name} must use batch_size=, found the custom batch sampler {type(batches).__name__}: each client's "
-                "batches are drawn from its own samples, which a BatchSampler over a SequentialSampler or "
-                "RandomSampler allows"
+                f"{name} must use batch_size=, found {what} {type(batches).__name__}: each client's batches are drawn "
+                "from its own samples, which a BatchSampler over a SequentialSampler or RandomSampler allows"
             )
         context = loader.multiprocessing_context
         return trusted(LoaderSettings)(  # torch has checked them
@@ -249,17 +244,15 @@ class LoaderSettings:
 
 
 def _shuffles(sampler: object, total: int, name: str) -> bool:
-    if type(sampler) not in (SequentialSampler, RandomSampler):
-        raise ValueError(
-            f"{name} must visit its samples in order or with shuffle=True, found the sampler {type(sampler).__name__}: "
-            "choose samples with torch.utils.data.Subset instead"
-        )
+    plain, shuffles = type(sampler) in (SequentialSampler, RandomSampler), isinstance(sampler, RandomSampler)
+    found = "" if plain else f"the sampler {type(sampler).__name__}"
     if isinstance(sampler, RandomSampler) and sampler.replacement:
-        raise ValueError(f"{name} must draw without replacement, found RandomSampler(replacement=True)")
-    visited = sampler.num_samples if isinstance(sampler, RandomSampler) else len(sampler)  # type: ignore[arg-type]
-    if visited != total:
+        found = "RandomSampler(replacement=True)"
+    elif plain and (visited := sampler.num_samples if shuffles else len(sampler)) != total:  # type: ignore
+        found = f"a {type(sampler).__name__} of {visited}"
+    if found:
         raise ValueError(
-            f"{name} must visit all {total} samples of its dataset once per epoch, found a {type(sampler).__name__} "
-            f"of {visited}: choose samples with torch.utils.data.Subset instead"
+            f"{name} must visit all {total} samples of its dataset once per epoch, in order or with shuffle=True, "
+            f"found {found}: choose samples with torch.utils.data.Subset instead"
         )
-    return isinstance(sampler, RandomSampler)
+    return shuffles

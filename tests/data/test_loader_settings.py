@@ -102,7 +102,7 @@ ORDER, SOME = SequentialSampler(DATA), SubsetRandomSampler([1, 2])
 @pytest.mark.parametrize(
     ("loader", "match"),
     [
-        (DataLoader(Stream()), "IterableDataset Stream: clients need samples that can be picked"),
+        (DataLoader(Stream()), "have samples that can be picked by index .*, found the IterableDataset Stream"),
         ([DataLoader(DATA)] * 2, "one torch DataLoader, found list.*ConcatDataset; several to evaluate come in a list"),
         ({"a": DataLoader(DATA)}, "found dict"),
         (lightning_module("utilities.combined_loader").CombinedLoader([DataLoader(DATA)]), "found CombinedLoader"),
@@ -116,8 +116,8 @@ ORDER, SOME = SequentialSampler(DATA), SubsetRandomSampler([1, 2])
         (DataLoader(DATA, batch_sampler=[[0, 1]]), "custom batch sampler list"),
         (sampled(SOME), "found the sampler SubsetRandomSampler: choose samples with torch.utils.data.Subset"),
         (sampled(WeightedRandomSampler([1.0] * 10, 10)), "WeightedRandomSampler"),
-        (sampled(RandomSampler(DATA, replacement=True)), "without replacement, found RandomSampler"),
-        (sampled(RandomSampler(DATA, num_samples=5)), "all 10 samples .* once per epoch, found a RandomSampler of 5"),
+        (sampled(RandomSampler(DATA, replacement=True)), r"found RandomSampler\(replacement"),
+        (sampled(RandomSampler(DATA, num_samples=5)), "all 10 samples .* once per epoch, .* a RandomSampler of 5"),
         (sampled(SequentialSampler(range(3))), "SequentialSampler of 3"),
         (sampled([3, 4]), "found the sampler list"),
     ],

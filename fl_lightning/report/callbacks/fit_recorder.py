@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
+from fl_lightning import ops
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.layout import names_in
 from fl_lightning.core.modules import trained_parameters
 from fl_lightning.core.records import RoundRecord
-from fl_lightning.lightning.fit_description import constructor_arguments, plain
+from fl_lightning.lightning.fit_description import plain
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.lightning.versions import versions
 from fl_lightning.report.callbacks._federated import evaluation, federated_strategy, is_fitting, is_fresh_fit
@@ -254,11 +255,8 @@ def _configuration(trainer: Trainer, module: LightningModule, data: object) -> d
 
 
 def _versions() -> dict[str, str]:
-    found = versions()
-    shown = constructor_arguments(found, without=("ops", "devices", "threads", "cuda_build", "lightning_tree"))
-    compiled = sorted({backend.implementation for backend in found.ops.values()})
-    known = {name: str(value) for name, value in shown.items() if value is not None}
-    return {**known, "accelerators": ", ".join(found.devices) or "none", "ops run on": ", ".join(compiled)}
+    known = {name: value for name, value in versions().items() if name != "CPU threads" and value != "not installed"}
+    return {**known, "ops run on": ", ".join(sorted({one.implementation for one in ops.backend().values()}))}
 
 
 def _classes(data: object) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:

@@ -20,6 +20,7 @@ from torchmetrics.classification import (
     MulticlassConfusionMatrix,
     MulticlassF1Score,
     MulticlassPrecision,
+    MulticlassRecall,
 )
 
 
@@ -93,9 +94,14 @@ class Metrics(Gathers):
             [kind(CLASSES, average="micro") for kind in (MulticlassPrecision, MulticlassF1Score)]
         )
         self.scores = {"hidden": accuracy()}
+        # Precision and recall share their state.
+        kinds = (MulticlassPrecision, MulticlassRecall)
+        self.group = MetricCollection([kind(CLASSES, average="micro") for kind in kinds], prefix="group_")
 
     def add(self, logits, y, index):
         self.acc(logits, y)
+        self.group.update(logits, y)
+        self.log_dict(self.group)
         self.pair.update(logits, y)
         self.same.update(logits, y)
         self.scores["hidden"].update(logits, y)

@@ -1,118 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Validation, test and prediction with the global model: pooled and per-client values against evaluation by hand."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
 from plain_loop import client_batches, evaluate
-from sklearn.metrics import precision_score, recall_score
-from support import CLASSES, Blobs, Classifier, federated_blobs, fit, fresh, quiet_trainer
-from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import (
-    MulticlassAccuracy,
-    MulticlassAUROC,
-    MulticlassAveragePrecision,
-    MulticlassF1Score,
-    MulticlassPrecision,
-    MulticlassRecall,
-)
+from support import Blobs, Classifier, federated_blobs, fit, fresh, quiet_trainer
 
 import fl_lightning as fl
-
-
-class Measured(Classifier):
-    """Logs through everything that people log through."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.accuracy = MulticlassAccuracy(CLASSES, average="micro")
-        self.f1 = MulticlassF1Score(CLASSES, average="macro")
-        self.mean = MeanMetric()
-        # Precision and recall share their state, and so do the two that keep all scores.
-        self.group = MetricCollection(
-            {"precision": MulticlassPrecision(CLASSES), "recall": MulticlassRecall(CLASSES)}, prefix="group_"
-        )
-        self.scores = MetricCollection({"auroc": MulticlassAUROC(CLASSES), "ap": MulticlassAveragePrecision(CLASSES)})
-        self.doubled = 2.0 * MulticlassAccuracy(CLASSES, average="micro")
-
-    def validation_step(self, batch, batch_idx):
-        x, y = batch
-        logits = self(x)
-        losses = F.cross_entropy(logits, y, reduction="none")
-        for metric in (self.accuracy, self.f1, self.doubled):
-            metric(logits, y)
-        self.mean(losses)
-        self.group.update(logits, y)
-        self.scores.update(logits.softmax(1), y)
-        self.log("accuracy", self.accuracy)
-        self.log("f1", self.f1)
-        self.log("mean", self.mean)
-        self.log("doubled", self.doubled)
-        self.log_dict(self.group)
-        self.log_dict(self.scores)
-        self.log("loss", float(losses.mean()), on_step=True, on_epoch=True)
-        self.log("sum", losses.sum(), reduce_fx="sum")
-        self.log_dict({"max": losses.max()}, reduce_fx="max")
-        self.log("min", losses.min(), reduce_fx="min")
-
-    test_step = validation_step
-
-
-def by_hand(module, x, y, zero=0.0):
-    """``zero`` stands for 0/0, which clients' averages over classes leave out."""
-    with torch.no_grad():
-        logits = module.eval()(x)
-    losses = F.cross_entropy(logits, y, reduction="none")
-    accuracy = (logits.argmax(1) == y).double().mean()
-    values = {
-        "accuracy": accuracy, "doubled": 2 * accuracy, "mean": losses.mean(), "loss": losses.mean(),
-        "sum": losses.sum(), "max": losses.max(), "min": losses.min(), "f1": MulticlassF1Score(CLASSES)(logits, y),
-        "group_precision": precision_score(y, logits.argmax(1), average="macro", zero_division=zero),
-        "group_recall": recall_score(y, logits.argmax(1), average="macro", zero_division=zero),
-        "auroc": MulticlassAUROC(CLASSES)(logits.softmax(1), y),
-        "ap": MulticlassAveragePrecision(CLASSES)(logits.softmax(1), y),
-    }  # fmt: skip
-    return {name: float(value) for name, value in values.items()}
-
-
-def check_against_hand(module, strategy, results, stage):
-    loaders = client_batches(stage)
-    data = {
-        client: [torch.cat(c) for c in zip(*(b for b, _ in loaders.batches(client, seed=None)), strict=True)]
-        for client in range(len(loaders))
-        if loaders.sizes[client]
-    }
-    pooled = by_hand(module, *(torch.cat(column) for column in zip(*data.values(), strict=True)))
-    named = {name: float(results["loss_epoch" if name == "loss" else name]) for name in pooled}
-    assert named == pytest.approx(pooled, rel=1e-5)
-    record = strategy.last_evaluation
-    assert record.stage == stage
-    assert record.client_ids == tuple(data)
-    assert record.sizes.tolist() == [len(y) for _, y in data.values()]
-    assert set(record.values) == set(pooled)
-    for place, (x, y) in enumerate(data.values()):
-        found = {name: float(values[place]) for name, values in record.values.items()}
-        expected = by_hand(module, x, y, math.nan)
-        for name in ("auroc", "ap") if len(y.unique()) < CLASSES else ():
-            assert record.undefined[name][record.client_ids[place]]
-            expected[name] = math.nan
-        assert found == pytest.approx(expected, rel=1e-5, nan_ok=True), record.client_ids[place]
-
-
-@pytest.mark.parametrize("fit_first", [False, True])
-@pytest.mark.parametrize("stage", ["val", "test"])
-def test_pooled_and_client_values_equal_evaluation_by_hand(stage, fit_first, recwarn):
-    module, data, strategy = fresh(Measured), federated_blobs(), fl.FederatedStrategy(clients_per_round=3)
-    trainer = quiet_trainer(strategy, 2)
-    if fit_first:
-        trainer.fit(module, data)
-    run = trainer.validate if stage == "val" else trainer.test
-    for _ in range(2):  # the second run must not remember the first
-        (results,) = run(module, data, verbose=False)
-        check_against_hand(module, strategy, results, stage)
-    assert not [w for w in recwarn if "compute" in str(w.message)]
 
 
 def test_fairness_numbers_of_the_clients_are_logged():
