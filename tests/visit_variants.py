@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import array
 import copy
 import enum
 import inspect
@@ -17,7 +16,6 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import lightning as L
 import numpy as np
@@ -80,11 +78,6 @@ class Record:
 @dataclass(frozen=True)
 class Frozen:
     table: dict[str, float] = field(default_factory=lambda: {"a": 1.0})
-
-
-class Pair(NamedTuple):
-    count: int
-    items: list[float]
 
 
 class Settings(dict):
@@ -205,10 +198,6 @@ class Kept:
         before, self.last = self.last, mean(x)
         return 1.0 if before is None else 1 + 0.1 * before
 
-    def turns_a_complex_number(self, x, z=lambda: 1 + 0j):
-        self.z *= 0.6 + 0.8j
-        return 1 + 0.1 * self.z.real
-
     def makes_an_attribute(self, x):
         self.made = getattr(self, "made", 0) + 1
         return 1 + 0.01 * self.made
@@ -239,14 +228,6 @@ class Kept:
         self.a[0][0] *= 0.98
         return self.a[0][0]
 
-    def changes_a_plain_array(self, x, a=lambda: array.array("d", [1.0])):
-        self.a[0] *= 0.98
-        return self.a[0]
-
-    def changes_bytes(self, x, b=lambda: bytearray(b"\1")):
-        self.b[0] += 1
-        return 1 + 0.01 * self.b[0]
-
     def keeps_the_loss_with_its_graph(self, x, last=lambda: torch.zeros(())):
         before, self.last = self.last, (x @ self.w).mean()
         return 1 + 0.1 * before.detach()
@@ -264,10 +245,6 @@ class Kept:
     def gathers_views_of_its_weights(self, x, seen=list):
         self.seen.append(self.w.data[:2])
         return 1 + 0.1 * float(self.seen[max(len(self.seen) - 2, 0)].sum())
-
-    def changes_a_sparse_tensor(self, x, t=lambda: torch.eye(3).to_sparse()):
-        self.t.mul_(0.98)
-        return float(self.t.to_dense()[1, 1])
 
     def grows_a_tensor(self, x, t=lambda: torch.ones(1)):
         self.t = torch.cat([self.t, self.t[-1:] * 0.98])
@@ -338,11 +315,6 @@ class Kept:
         self.nested["a"][0]["n"] += 1
         self.nested["b"][1][0] += 2
         return 1 + 0.01 * (self.nested["a"][0]["n"] + self.nested["b"][1][0])
-
-    def keeps_a_named_tuple(self, x, pair=lambda: Pair(0, [1.0])):
-        self.pair = Pair(self.pair.count + 1, self.pair.items)
-        self.pair.items[0] *= 0.98
-        return self.pair.items[0] + 0.01 * self.pair.count
 
     def keeps_a_dataclass(self, x, record=Record):
         self.record.step += 1
@@ -441,17 +413,9 @@ class Kept:
         self.settings.table["a"][0] += 0.01
         return self.settings.rate * self.settings.table["a"][0]
 
-    def turns_an_enum(self, x, phase=lambda: Phase.WARM):
-        before, self.phase = self.phase, Phase.HOT
-        return before.value
-
     def remembers_a_shape(self, x, shape=lambda: None):
         before, self.shape = self.shape, x.shape
         return 1.0 if before is None else 1 + 0.1 * before[0]
-
-    def remembers_a_dtype(self, x, dtype=lambda: torch.float32, device=lambda: None):
-        before, self.dtype, self.device = self.dtype, torch.float64, x.device
-        return 1.1 if before == torch.float32 else 1.0
 
     def keeps_a_queue(self, x, waiting=Waiting):
         self.waiting.put(mean(x))
@@ -511,6 +475,18 @@ class Lost:
         if not hasattr(self, "second"):
             _second(self)
         return _steps(self, x)
+
+    def turns_a_complex_number(self, x, z=lambda: 1 + 0j):
+        self.z *= 0.6 + 0.8j
+        return 1 + 0.1 * self.z.real
+
+    def changes_a_sparse_tensor(self, x, t=lambda: torch.eye(3).to_sparse()):
+        self.t.mul_(0.98)
+        return float(self.t.to_dense()[1, 1])
+
+    def turns_an_enum(self, x, phase=lambda: Phase.WARM):
+        before, self.phase = self.phase, Phase.HOT
+        return before.value
 
     def makes_a_cache(self, x, lin=lambda: nn.Linear(WIDTH, 1)):
         if not hasattr(self.lin, "cache"):
@@ -587,7 +563,10 @@ LOST = {
     "keeps_a_distribution": "draw (a Normal)",
     "keeps_a_function": "function (a function)",
     "makes_an_optimizer": "second (a SGD)",
-    "makes_a_cache": "lin.cache (register it in __init__)",
+    "makes_a_cache": "lin.cache (make it in __init__)",
+    "turns_a_complex_number": "z (a complex)",
+    "changes_a_sparse_tensor": "t (a torch.sparse.FloatTensor)",
+    "turns_an_enum": "phase (a Phase)",
 }
 
 

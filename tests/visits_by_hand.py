@@ -75,8 +75,8 @@ def join_lists(kept, before, found, steps):
     own = kept if isinstance(kept, dict) else getattr(kept, "__dict__", {})
     for key, mine in list(own.items()):
         then, *theirs = ((one if isinstance(one, dict) else vars(one)).get(key) for one in (before, *found))
-        if isinstance(mine, (list, deque)):
-            full, start = getattr(mine, "maxlen", None), list(then or ())
+        if isinstance(mine, (list, deque)) and then is not None:
+            full, start = getattr(mine, "maxlen", None), list(then)
             added = [list(items or ())[-n if full else len(start) :] for items, n in zip(theirs, steps, strict=True)]
             if any(added) and (full or all(repr(list(items or ())[: len(start)]) == repr(start) for items in theirs)):
                 first = list(mine)[: len(start)]

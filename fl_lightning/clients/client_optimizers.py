@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.lightning.module.changes import on_cpu, read, written
-from fl_lightning.lightning.module.contents import is_equal
-from fl_lightning.lightning.module.objects import Object
+from fl_lightning.lightning.module.objects import Object, is_equal
 from fl_lightning.lightning.module.snapshot import Snapshot, known_in
 from fl_lightning.lightning.names import Trainer
 from fl_lightning.lightning.optimizers import client_learning_rate, with_wrapped
@@ -121,11 +120,11 @@ class ClientOptimizers:
             return
         groups = {id(group) for optimizer in self.all for group in optimizer.param_groups}
         device = self._trainer.lightning_module.device
-        for found, change in read(saved, self._snapshot, device).changes:
+        for found, form, values in read(saved, self._snapshot, device).changes:
             if id(found.value) in groups:  # what schedulers set is everybody's
-                change = {n: v for n, v in change.items() if n not in _SCHEDULED}
-                change |= {n: v for n, v in found.content.items() if n in _SCHEDULED}
-            found.apply(change)
+                own = {n: v for n, v in values[0].items() if n not in _SCHEDULED}
+                values = [own | {n: v for n, v in found.content.items() if n in _SCHEDULED}]
+            found.apply(form, values)
 
     def end_client(self, client_id: int) -> None:
         """Sets the client's state aside until its round counts."""

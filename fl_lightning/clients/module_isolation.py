@@ -19,7 +19,7 @@ from fl_lightning.core.errors import ModuleError
 from fl_lightning.core.modules import preserve_modes, submodules
 from fl_lightning.lightning.metric_state import MetricDelta, MetricState
 from fl_lightning.lightning.module.changes import Change, merge, read, written
-from fl_lightning.lightning.module.contents import OF_DATA
+from fl_lightning.lightning.module.kinds import Constant
 from fl_lightning.lightning.module.objects import Object
 from fl_lightning.lightning.module.plain_values import NO_LIMITS, Limits
 from fl_lightning.lightning.module.snapshot import ModuleSnapshot, shadowed
@@ -91,9 +91,8 @@ class ModuleIsolation:
             ModuleError: it has changed which submodules or hooks there are, or a data set.
         """
         changed = self.snapshot.changed()
-        for found in changed:
-            if found in self.snapshot.fixed:
-                raise ModuleError(_REFUSED.format(", ".join(map(repr, found.changed_names()))))
+        if self.snapshot.structure in changed:
+            raise ModuleError(_REFUSED.format(", ".join(map(repr, self.snapshot.structure.changed_names()))))
         self._refuse_changed_data(changed)
         deltas = {name: MetricDelta.of(metric) for name, (metric, _) in self._metric_states.items()}
         deltas = {name: delta for name, delta in deltas.items() if delta.updates}
@@ -102,7 +101,7 @@ class ModuleIsolation:
 
     def _refuse_changed_data(self, changed: Sequence[Object]) -> None:
         for found in changed:
-            if found.kind is OF_DATA:
+            if isinstance(found, Constant):
                 found.restore()  # raises
 
     def restore(self) -> None:
@@ -110,7 +109,7 @@ class ModuleIsolation:
         if not self._in_visit:
             return
         for found in self.snapshot.changed() if self._changed is None else self._changed:
-            if found.kind is not OF_DATA:
+            if not isinstance(found, Constant):
                 found.restore()
         for _, before in self._metric_states.values():
             before.restore()

@@ -31,9 +31,9 @@ def received(plain: Mapping[str, Any], snapshot: ModuleSnapshot, device: torch.d
         if nbytes > STATE_BYTES:
             raise ValueError(f"at most {STATE_BYTES} bytes, found {nbytes}")
         found = read(plain, snapshot, device)
-        for one, change in found.changes:
+        for one, form, values in found.changes:
             try:
-                one.apply(change)
+                one.apply(form, values)
             finally:
                 one.restore()
         return found
@@ -82,19 +82,19 @@ class ModuleAtClient:
         """The hooks before the first round have run: the module becomes what the server's is."""
         self._visit = copy(self._outer)  # has looked at the module already; looks again only if a hook has changed it
         if self._plain:
-            for found, change in received(self._plain, self._visit.take_snapshot(), self._module.device).changes:
-                found.apply(change)
+            snapshot = self._visit.take_snapshot()
+            for found, form, values in received(self._plain, snapshot, self._module.device).changes:
+                found.apply(form, values)
         self._visit.begin()
 
     def change(self, withholds: str | None = None) -> dict[str, Any]:
         """What was changed since; nothing if there is a reason to withhold it."""
         own, outer = self._visit.snapshot, self._outer.snapshot
-        own.shared.classes, own.shared.factories = outer.shared.classes, outer.shared.factories  # the server's
-        attributes = {found.name for found in outer.objects}
-        for path, form, *parts in self._plain.get("changes", ()):
-            if form == "names":
+        attributes = {found.name for found in outer.objects}  # the server's
+        for path, form, values in self._plain.get("changes", ()):
+            if form == "bound":
                 owner = path.removeprefix("module ").partition("#")[0]
-                attributes |= {f"{owner}.{key}" if owner else key for key in parts[0][::2]}
+                attributes.add(f"{owner}.{values[0]}" if owner else values[0])
         change = self._visit.end(LIMITS, attributes)
         unfollowed = {name: f"a {kind}" for name, kind in own.unfollowed.items()}
         if change.plain and withholds is not None:

@@ -131,8 +131,8 @@ class ModuleAtServer:
         """Goes on from what :meth:`plain` gave with metrics."""
         self._first.restore()
         found = received(plain, self._first, self._device)
-        for one, change in found.changes:
-            one.apply(change)
+        for one, form, values in found.changes:
+            one.apply(form, values)
         for metric, delta in found.metrics:
             metric.reset()
             delta.add_to(metric)

@@ -223,10 +223,9 @@ def lacking(contract: tuple[str, ...]) -> list[str]:
     return missing + ["utilities.prints.warnings"] * (not hasattr(prints, "warnings"))
 
 
-def beside_states(metric: Metric) -> dict[str, Any]:
-    """What a metric keeps in plain attributes beside states that can be joined, for which there is no such rule."""
-    states = metric._defaults if is_mergeable(metric) else ()
-    return {k: v for k, v in vars(metric).items() if k not in states and k not in _METRIC}
+def names_of_states(metric: Metric) -> frozenset[str]:
+    """Attributes of a metric that others see to: states that can be joined, and what torchmetrics has in all."""
+    return _METRIC | (metric._defaults.keys() if is_mergeable(metric) else set())
 
 
 class _Empty(Metric):

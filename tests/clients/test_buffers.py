@@ -189,7 +189,7 @@ def test_buffers_that_appear_or_grow_in_training_may_do_so_where_they_are_not_pe
         with pytest.raises(fl.ClientError, match=r"\['grown', 'late'\]: .* or with persistent=False, where each visit"):
             training_only(fl.FederatedStrategy(), 2).fit(modules[0], federated_blobs())
         return
-    with pytest.warns(UserWarning, match=r"put back after every client: late \(register it in __init__\)"):
+    with pytest.warns(UserWarning, match=r"put back after every client: late \(make it in __init__\)"):
         training_only(fl.FederatedStrategy(), 2).fit(modules[0], federated_blobs())
     training_only(fl.FederatedStrategy(), 2).fit(modules[1], federated_blobs())
     assert [torch.equal(*pair) for pair in zip(*(m.parameters() for m in modules), strict=True)] == [True] * 4

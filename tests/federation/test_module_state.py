@@ -14,7 +14,7 @@ import torch
 from by_hand import wired
 from support import quiet_trainer, reload
 from torchmetrics import CatMetric, SumMetric
-from visit_variants import LOST, VARIANTS, WIDTH, Pair, Together
+from visit_variants import LOST, VARIANTS, WIDTH, Meter, Together
 from visits_by_hand import PARTS, Samples
 
 import fl_lightning as fl
@@ -22,7 +22,10 @@ from fl_lightning.federation.module_changes import ModuleAtClient
 from fl_lightning.federation.served_model import ModuleAtServer
 from fl_lightning.lightning.module.plain_values import Limits
 
-pytestmark = pytest.mark.filterwarnings("ignore:what training gathers in (Together|Gathers) goes to the server")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:what training gathers in (Together|Gathers) goes to the server"),
+    pytest.mark.filterwarnings("ignore:what a client leaves in (Gathers|Refers) .*cache .make it in __init__"),
+]
 
 
 def inside(make, rounds=3, **options):
@@ -101,38 +104,24 @@ def test_what_goes_on_at_the_client_is_said(counts):
     assert bool(sent.module) == bool(counts)
 
 
-class Meter:
-    """An average as many projects have it."""
-
-    def __init__(self):
-        self.total, self.count = 0.0, 0
-
-    def update(self, value):
-        self.total, self.count = self.total + value, self.count + 1
-        return self.total / self.count
-
-
 class Gathers(L.LightningModule):
-    """Keeps a bit of everything that is joined or chosen, some of it made by hooks."""
-
-    meter_class = Meter
+    """Keeps a bit of everything that is joined or chosen, and makes a dictionary in a hook."""
 
     def __init__(self, site="all"):
         super().__init__()
         self.w = torch.nn.Parameter(torch.zeros(WIDTH))
         self.seen, self.last, self.sizes = [], deque([-1], maxlen=4), SumMetric()
         self.count, self.latest, self.heat, self.site = 0, None, 1.0, site
-        self.of_round, self.dice, self.table = [], torch.Generator(), torch.zeros(2)
+        self.of_round, self.dice, self.table, self.meter = [], torch.Generator(), torch.zeros(2), Meter()
 
     def setup(self, stage):
         self.cache, self.of_setup = {}, self.count
 
     def on_train_start(self):
-        self.count, self.hidden = 0, Meter()
+        self.count = 0
 
     def on_train_epoch_start(self):
         self.heat *= 0.5
-        self.meter = self.meter_class()
 
     def training_step(self, batch, batch_idx):
         self.count += 1
@@ -142,8 +131,7 @@ class Gathers(L.LightningModule):
         self.cache.setdefault("a", []).append(self.latest)
         self.last.append(len(batch[0]))
         self.sizes.update(len(batch[0]))
-        scale = self.heat + 0.1 * self.meter.update(1.0) + self.hidden.update(0.1)
-        return scale * (batch[0] @ self.w - batch[1]).square().mean()
+        return (self.heat + self.meter.update(0.1 * self.count)) * (batch[0] @ self.w - batch[1]).square().mean()
 
     def validation_step(self, batch, batch_idx):
         self.log("heat", self.heat + len(self.seen), batch_size=len(batch[0]))
@@ -165,9 +153,9 @@ def test_attributes_lists_and_metrics_are_those_of_a_fit():
     for name in ("seen", "last", "count", "latest", "heat", "of_round"):
         assert getattr(fit, name) == getattr(found, name), name
     assert (len(fit.seen), fit.count, fit.heat) == (18, 9, 0.125)
-    assert len(found.cache["a"]) == 15  # in the first round that of one client: the server's module has had no setup
+    assert not hasattr(found, "cache"), "the server's module has had no setup"
     assert fit.sizes.compute() == found.sizes.compute() == 3 * 44
-    assert not hasattr(found, "meter") or found.meter.count == fit.meter.count
+    assert vars(found.meter) == vars(fit.meter)
     again, _ = made(Gathers)
     again.load_state_dict(reload(server.state_dict()))
     assert again.module.seen == fit.seen
@@ -202,25 +190,25 @@ def test_the_model_is_evaluated_with_what_rounds_have_left():
 
 def test_what_grows_without_end_begins_anew(monkeypatch):
     for room in ("module_changes", "served_model"):
-        monkeypatch.setattr(f"fl_lightning.federation.{room}.LIMITS", Limits(60))
+        monkeypatch.setattr(f"fl_lightning.federation.{room}.LIMITS", Limits(40))
     server, clients = made(Gathers, 6)
-    with pytest.warns(UserWarning, match="'seen' begins anew at every client: more than 60 entries"):
+    with pytest.warns(UserWarning, match="'seen' begins anew at every client: more than 40 entries"):
         _ = [one_round(server, clients) for _ in range(6)]
     assert len(server.module.seen) < 36
     assert server.module.count == 18
 
 
 class Refers(Gathers):
-    """Has attributes that are parts of the module, and a tuple in a list, whose class is of another file."""
+    """Has attributes that are parts of the module, and a tuple in a list."""
 
     def __init__(self):
         super().__init__()
         self.register_buffer("mean", torch.zeros(1))
-        self.parts, self.records, self.more = [], [Pair(0, [])], []
+        self.parts, self.records, self.more = [], [(0, [])], []
 
     def training_step(self, batch, batch_idx):
         self.parts = [self.w, self.mean, self.sizes]
-        self.records = [Pair(self.records[0].count + 1, [])]
+        self.records = [(self.records[0][0] + 1, [])]
         self.more.append(1)
         return super().training_step(batch, batch_idx)
 
@@ -234,7 +222,7 @@ class Less(Refers):
 
 
 @pytest.mark.filterwarnings("ignore:what training gathers in (Less|Refers) goes to the server")
-def test_parts_and_tuples_are_the_servers_own_and_what_it_lacks_stays_and_is_named():
+def test_parts_are_the_servers_own_and_what_it_lacks_stays_and_is_named():
     server, _ = made(Less)
     clients = [one_client(Refers(), Samples(k), k) for k in range(3)]
     with pytest.warns(UserWarning, match="'more' is not among what the server's module has: it stays with them"):
@@ -242,7 +230,7 @@ def test_parts_and_tuples_are_the_servers_own_and_what_it_lacks_stays_and_is_nam
     module = server.module
     assert record.client_ids == (0, 1, 2)
     assert list(map(id, module.parts)) == [id(module.w), id(module.mean), id(module.sizes)]
-    assert module.records[0].count == 3  # the largest client's
+    assert module.records[0][0] == 3  # the largest client's
     assert not hasattr(module, "more")
 
 
@@ -350,18 +338,21 @@ def test_nothing_of_the_module_is_sent_where_privacy_does_not_cover_it():
 # ---- what a client may not do
 
 LIES = {
-    "a mode that is none": ["module ", "names", ["training", 3], []],
-    "a method": ["module ", "names", ["training_step", 1], []],
-    "what the class calls": ["module ", "names", ["meter_class", 1], []],
-    "a method goes": ["module ", "names", [], ["training_step"]],
-    "a parameter": ["module ", "names", ["w", 1.0], []],
-    "the class": ["module ", "names", ["__class__", 1], []],
-    "hooks": ["module ", "names", ["_forward_hooks", 1], []],
-    "no name": ["module ", "names", ["a b", 1], []],
+    "a mode that is none": ["module ", "bound", ["training", 3]],
+    "a mode goes": ["module ", "gone", ["training"]],
+    "a method": ["module ", "bound", ["training_step", 1]],
+    "what the class calls": ["meter#", "bound", ["update", 1]],
+    "a method goes": ["module ", "gone", ["training_step"]],
+    "a parameter": ["module ", "bound", ["w", 1.0]],
+    "the class": ["module ", "bound", ["__class__", 1]],
+    "hooks": ["module ", "bound", ["_forward_hooks", 1]],
+    "no name": ["module ", "bound", ["a b", 1]],
     "a number for a list": ["seen#", "whole", [3]],
     "a tuple for a list": ["seen#", "whole", [{"node": 2}]],
     "another dtype": ["table#", "whole", [{"node": 3}]],
-    "names of a list": ["seen#", "names", ["append", 3], []],
+    "names of a list": ["seen#", "bound", ["append", 3]],
+    "items of an object": ["meter#", "added", [3]],
+    "items of a tensor": ["table#", "added", [3]],
     "an unknown object": ["seen#", "added", [{"known": "more"}]],
     "a later node": ["seen#", "added", [{"node": 99}]],
     "a node from the end": ["seen#", "added", [{"node": -1}]],

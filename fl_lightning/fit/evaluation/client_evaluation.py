@@ -24,8 +24,7 @@ from fl_lightning.lightning.inspection import is_overridden
 from fl_lightning.lightning.logged_values import ClientLogs, ClientValues, LoggedRow, active_results
 from fl_lightning.lightning.metric_state import MetricDelta, last_value, updates_of
 from fl_lightning.lightning.module.changes import read, written
-from fl_lightning.lightning.module.contents import is_equal
-from fl_lightning.lightning.module.objects import Added, Bound, Object
+from fl_lightning.lightning.module.objects import Object
 from fl_lightning.lightning.module.snapshot import ModuleSnapshot, shadowed
 from fl_lightning.lightning.names import LightningModule, Trainer
 from fl_lightning.lightning.ranks import Ranks
@@ -43,7 +42,7 @@ class ClientPart:
     own: LoggedRow | None = None  # values of its own model, where the method has them
     logged: ClientLogs = field(default_factory=dict)  # by its batches of the present loader
     metrics: list[MetricDelta | None] = field(default_factory=list)  # None for those that it leaves alone
-    changes: Mapping[str, Any] | Sequence[tuple[Object, Any]] = ()  # of all else, in plain values if they can be
+    changes: Mapping[str, Any] | Sequence[tuple[Object, str, list[Any]]] = ()  # of all else, plain if possible
     changed: tuple[str, ...] = ()  # attributes that nothing can join
 
 
@@ -71,8 +70,8 @@ class ClientParts:
             self._begun.restore()
         for metric, delta in zip(self._joined, part.metrics or [None] * len(self._joined), strict=True):
             metric.reset() if delta is None else delta.put_in(metric)
-        for tracked, change in self._changes_of(part):
-            tracked.apply(change)
+        for tracked, form, values in self._changes_of(part):
+            tracked.apply(form, values)
         self._is_as_begun = False
 
     def leave(self, part: ClientPart) -> None:
@@ -84,10 +83,10 @@ class ClientParts:
         self._is_as_begun = not changed
         if not changed:
             return
-        changes = [(tracked, tracked.change()) for tracked in changed if not means_the_same(tracked)]
-        otherwise = [tracked for tracked, change in changes if not _only_grew(tracked, change)]
+        changes = [(tracked, *edit) for tracked in changed for edit in tracked.edits()]
+        otherwise = [tracked for tracked, form, _ in changes if not _only_grew(tracked, form)]
         part.changed = tuple(dict.fromkeys(name for tracked in otherwise for name in tracked.changed_names()))
-        found = written(self._begun, [tracked for tracked, _ in changes], {})
+        found = written(self._begun, changed, {})
         if found.lost and self._travels:
             raise ModuleError(
                 f"what {type(self._module).__name__} leaves in attributes must be plain values where several processes "
@@ -95,7 +94,7 @@ class ClientParts:
             )
         part.changes = changes if found.lost else found.plain
 
-    def _changes_of(self, part: ClientPart) -> Iterable[tuple[Object, Any]]:
+    def _changes_of(self, part: ClientPart) -> Iterable[tuple[Object, str, list[Any]]]:
         if isinstance(part.changes, Mapping):
             return read(part.changes, self._begun, self._module.device).changes
         return part.changes
@@ -110,24 +109,16 @@ class ClientParts:
             for metric, delta in zip(self._joined, part.metrics, strict=True):
                 if delta is not None:
                     delta.add_to(metric)
-        changes = [(part, tracked, change) for part in parts for tracked, change in self._changes_of(part)]
-        otherwise = {id(tracked) for _, tracked, change in changes if not _only_grew(tracked, change)}
-        for part, tracked, change in changes:
+        changes = [(part, *change) for part in parts for change in self._changes_of(part)]
+        otherwise = {id(tracked) for _, tracked, form, _ in changes if not _only_grew(tracked, form)}
+        for part, tracked, form, values in changes:
             if id(tracked) not in otherwise or any(part is one for one in chosen):
-                tracked.apply(change)
+                tracked.apply(form, values)
 
 
-def _only_grew(tracked: Object, change: Any) -> bool:
+def _only_grew(tracked: Object, form: str) -> bool:
     """Whether steps have added to the end of a list; one that keeps some items alone is no such list."""
-    return isinstance(change, Added) and getattr(tracked.value, "maxlen", None) is None
-
-
-def means_the_same(found: Object) -> bool:
-    """Whether attributes were only bound to other objects with the same contents, as caches are."""
-    change = found.change()
-    if not isinstance(change, Bound) or change.gone:
-        return False
-    return all(is_equal(value, found.content.get(name, found)) for name, value in change.values.items())
+    return form == "added" and getattr(tracked.value, "maxlen", None) is None
 
 
 class ClientEvaluation:

@@ -9,104 +9,110 @@ an object see the same.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
+from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.modules import buffers_of, named_metrics, submodules
-from fl_lightning.lightning.metric_state import MetricState, is_mergeable, joins_clients, parts_of
-from fl_lightning.lightning.module.contents import HOLDERS, PLAIN, Kind, held_by
-from fl_lightning.lightning.module.kinds import kinds_of
-from fl_lightning.lightning.module.objects import (
-    FRAMEWORK,
-    LIGHTNING_MODULE,
-    METRIC,
-    MODULE,
-    NAMED,
-    PARAMETER_HOOKS,
-    TABLES,
-    Object,
-    Objects,
-)  # fmt: skip
-from fl_lightning.lightning.module.shared import Shared
+from fl_lightning.lightning.metric_state import MetricState, is_mergeable, joins_clients, names_of_states, parts_of
+from fl_lightning.lightning.module.kinds import OF_DATA, objects_in
+from fl_lightning.lightning.module.objects import FRAMEWORK, PLAIN, Attributes, Object, Part, Tables
 from fl_lightning.lightning.names import LightningModule
 
-_HOOKS = frozenset(
-    name for name in FRAMEWORK if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called"))
-)
+_HOOKS = [n for n in FRAMEWORK if n.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called"))]
+_PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # None before the first
+
 _MANY = 100_000
 """Objects of one module that are looked after; what is found beyond these is left alone."""
 
 
-class Snapshot(Objects):
+class Snapshot:
     """What objects hold, and all that they lead to.
 
     ``roots`` are objects and their names. ``known`` are objects, by path, that others see to.
     """
 
     def __init__(self, roots: Iterable[tuple[str, Any]], known: dict[str, Any]) -> None:
-        self._known = known
-        self.objects = []  # all that may change, in an order that is the same in copies of the roots
+        self.objects: list[Object] = []  # all that may change, in an order that is the same in copies of the roots
         self.unfollowed: dict[str, str] = {}  # kinds of attributes that cannot be put back, iterators and open files
         self.tensors: list[tuple[str, Tensor]] = []
         self.joined: dict[str, Metric] = {}  # metrics to which several add
-        self.buffers: Object | None = None  # names of a module's buffers
-        self._found: dict[str, Any] = {}  # beside what is known, by path
+        self.by_path = dict(known)  # what copies have, too
         self._seen = {id(value) for value in known.values()}
         self._waiting = deque[tuple[Any, str, str]]((value, name, "") for name, value in roots)
         self._of_data = deque[tuple[Any, str, str]]()
-        self._look_into(self._waiting, of_data=False)
+        self._look()
 
-    def _add(self, value: Any, name: str, kind: Kind, path: str = "", look: bool = True) -> Object:
-        found = Object(value, name, kind, path, self._waiting if look else None)
-        self.objects.append(found)
-        return found
+    def _add(self, *found: Object) -> None:
+        self.objects += found
+        self._waiting.extend(part for one in found for part in one.parts() if not isinstance(part[0], PLAIN))
 
-    def _look_into(self, waiting: deque[tuple[Any, str, str]], of_data: bool) -> None:
-        self._waiting = waiting
-        while waiting:
-            value, name, path = waiting.popleft()
+    def _look(self, of_data: bool = False) -> None:
+        while self._waiting:
+            value, name, path = self._waiting.popleft()
             if id(value) in self._seen:
                 continue
-            if isinstance(value, (Dataset, DataLoader, Sampler)) and not of_data:
+            if isinstance(value, OF_DATA) and not of_data:
                 self._of_data.append((value, name, path))
                 continue
             self._seen.add(id(value))
-            if isinstance(value, HOLDERS):
-                found = held_by(value)
-                waiting.extend((part, name, path + step) for step, part in found if not isinstance(part, PLAIN))
-            else:
+            held = _held_by(value)
+            if held is None:
                 self._look_at(value, name, path, of_data)
+            else:
+                self._waiting.extend((part, name, f"{path}[{at}]") for at, part in enumerate(held))
+        if self._of_data:
+            self._waiting, self._of_data = self._of_data, self._waiting
+            self._look(of_data=True)
 
     def _look_at(self, value: Any, name: str, path: str, of_data: bool) -> None:
         if isinstance(value, Tensor):
             self.tensors.append((name, value))
-        kinds = kinds_of(value, of_data) if len(self.objects) < _MANY else None
-        if kinds is None:
+        found = objects_in(value, name, path, of_data) if len(self.objects) < _MANY else None
+        if found is None:
             self.unfollowed.setdefault(name, type(value).__name__)
-        elif kinds:
-            self._found[f"{name}#{path}"] = value
-            for kind in kinds:
-                self._add(value, name, kind, path)
-
-    # ---- names
+        elif found:
+            self.by_path[f"{name}#{path}"] = value
+            self._add(*found)
 
     @cached_property
-    def shared(self) -> Shared:
-        """What copies have, too, by names that they share."""
-        return Shared(self._known | self._found)
+    def paths(self) -> dict[int, str]:
+        """The paths of objects that copies have, too, by their identities."""
+        return {id(value): path for path, value in reversed(self.by_path.items())}
 
     @cached_property
-    def by_path(self) -> dict[tuple[str, bool], Object]:
-        """Objects that may change, by path, and whether these are their attributes."""
-        paths = self.shared.paths
-        return {(paths[id(one.value)], one.kind in NAMED): one for one in self.objects if id(one.value) in paths}
+    def _by_id(self) -> dict[tuple[int, bool], Object]:
+        return {(id(one.value), isinstance(one, Attributes)): one for one in self.objects}
+
+    def find(self, path: str, of_attributes: bool) -> Object:
+        """The object at a path, or its attributes; a KeyError if it cannot change."""
+        return self._by_id[id(self.by_path[path]), of_attributes]
+
+    def changed(self) -> list[Object]:
+        """The objects that hold something else now."""
+        return [found for found in self.objects if not found.is_same()]
+
+    def restore(self) -> None:
+        """Lets all objects hold what they held; metrics of which others see to their states apart."""
+        for found in self.changed():
+            found.restore()
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Lets all objects hold what they held for a moment."""
+        now = [(found, found.read()) for found in self.changed()]
+        self.restore()
+        try:
+            yield
+        finally:
+            for found, content in now:
+                found.put(content)
 
 
 class ModuleSnapshot(Snapshot):
@@ -124,48 +130,33 @@ class ModuleSnapshot(Snapshot):
         self.joined = {name: metric for name, metric in self.metrics.items() if self._joins(metric)}
         self._wrapped = set[int]()  # metrics in others that no attribute of the module's own holds
         self._seen |= {id(value) for value in _looked_after(module)}
-        parts = submodules(module)
         inside = {id(part) for metric in self.joined.values() for _, part in submodules(metric)}
-        outside = [(name, part) for name, part in parts if id(part) not in inside]
-        for name, part in outside:
-            if not isinstance(part, MetricCollection):
-                self._add(part, name, LIGHTNING_MODULE if isinstance(part, LightningModule) else MODULE)
+        outside = [(name, part) for name, part in submodules(module) if id(part) not in inside]
+        # Collections find out which of their metrics have the same states, once for all.
+        self._add(*(Part(part, name) for name, part in outside if not isinstance(part, MetricCollection)))
         for name, metric in self.joined.items():
             self._add_beside_states(metric, name)
-        self._add_tables(outside)
-        self._look_into(self._waiting, of_data=False)
-        self._look_into(self._of_data, of_data=True)
-        self._quiet: list[Object] = []
-        self.states: list[MetricState] = []  # of metrics that can be joined
+        self._add_tables({f"{name}." if name else "": part for name, part in outside})
         if whole:
-            self._add_rest(outside)
+            buffers = [(buffer.name, buffer.value) for buffer in chain(*buffers_of(module))]
+            self._add(*(found for name, buffer in buffers for found in objects_in(buffer, name) or ()))
+        self._look()
+        # Of metrics that can be joined.
+        self.states = [MetricState(metric) for metric in self.joined.values()] if whole else []
 
-    def _add_tables(self, parts: Iterable[tuple[str, nn.Module]]) -> None:
-        named = [(f"{name}." if name else "", part) for name, part in parts]
-        hooks = {at + n: table for at, part in named for n in _HOOKS if (table := vars(part).get(n)) is not None}
-        self.fixed = [  # what a visit must leave as it is
-            self._add({at: part._modules for at, part in named}, "", TABLES, look=False),
-            self._add(hooks, "", TABLES),
-            self._add(dict(self._module.named_parameters()), "", PARAMETER_HOOKS),
-        ]
-        self.buffers = self._add({at: part._buffers for at, part in named}, "", TABLES, look=False)
-
-    def _add_rest(self, parts: Iterable[tuple[str, nn.Module]]) -> None:
-        for _, _, name, buffer in chain(*buffers_of(self._module)):
-            for kind in kinds_of(buffer) or ():
-                self._add(buffer, name, kind)
-        # What collections know of their metrics comes back only where it was not the evaluation itself that changed it.
-        others = len(self.objects)
-        for name, part in parts:
-            if isinstance(part, MetricCollection):
-                self._add(part, name, MODULE)
-        self._look_into(self._waiting, of_data=False)
-        self._quiet, self.objects = self.objects[others:], self.objects[:others]
-        self.states = [MetricState(metric) for metric in self.joined.values()]
+    def _add_tables(self, parts: dict[str, nn.Module]) -> None:
+        hooks = {at + name: vars(part).get(name) for at, part in parts.items() for name in _HOOKS}
+        tables = {at: part._modules for at, part in parts.items()} | hooks
+        structure = partial(_structure, tables, list(self._module.named_parameters()))
+        self.structure = Tables(structure, "")  # what a visit must leave as it is
+        self.buffers = Tables({at: part._buffers for at, part in parts.items()}.copy, "")
+        self._add(self.structure, self.buffers)
+        if self._whole:
+            self.by_path["buffers"] = self.buffers.value
 
     def _add_beside_states(self, metric: Metric, name: str, path: str = "") -> None:
         for at, part in parts_of(metric):
-            self._add(part, f"{name}.{at}" if at else name, METRIC, path)
+            self._add(Attributes(part, f"{name}.{at}" if at else name, path, names_of_states(part)))
 
     def _look_at(self, value: Any, name: str, path: str, of_data: bool) -> None:
         if isinstance(value, Metric) and id(value) not in self._wrapped:
@@ -174,25 +165,18 @@ class ModuleSnapshot(Snapshot):
             self._wrapped |= {id(part) for _, part in submodules(value)}
             if self._joins(value):
                 self.joined[hidden] = value
-                self._found[f"{name}#{path}"] = value
+                self.by_path[f"{name}#{path}"] = value
                 self._add_beside_states(value, name, path)
                 return
         super()._look_at(value, name, path, of_data)
-
-    @cached_property
-    def shared(self) -> Shared:
-        """What copies of the module have, too, by names that they share."""
-        buffers = {"buffers": self.buffers.value} if self._whole and self.buffers is not None else {}
-        return Shared(self._known | buffers | self._found, self._module)
 
     def current(self) -> ModuleSnapshot:
         """A snapshot of the module now: this one, if nothing has changed."""
         return ModuleSnapshot(self._module, self._whole) if self.changed() else self
 
     def put(self) -> None:
-        """Puts everything back."""
-        for found in (*self.changed(), *self._quiet):
-            found.restore()
+        """Puts everything back, metrics that can be joined too."""
+        self.restore()
         for state in self.states:
             state.restore()
 
@@ -210,6 +194,22 @@ def known_in(module: nn.Module) -> dict[str, Any]:
         for kind, values in (("parameter", part._parameters), ("buffer", part._buffers)):
             found |= {f"{kind} {name}.{key}": value for key, value in values.items() if value is not None}
     return found
+
+
+def _held_by(value: Any) -> Iterable[Any] | None:
+    """What is in something that never changes itself."""
+    if isinstance(value, MetricCollection):  # others look after its attributes
+        return value.values(copy_state=False)
+    if isinstance(value, MethodType):
+        return (value.__self__,)
+    if isinstance(value, partial):
+        return value.func, value.args, value.keywords
+    return value if isinstance(value, (tuple, frozenset)) else None
+
+
+def _structure(tables: Mapping[str, Any], parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Any]:
+    hooks = {f"{name}.{key}": getattr(parameter, key) for name, parameter in parameters for key in _PARAMETER_HOOKS}
+    return {at: table for at, table in (*tables.items(), *hooks.items()) if table is not None}
 
 
 def _looked_after(module: nn.Module) -> Iterable[Any]:
