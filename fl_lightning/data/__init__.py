@@ -6,7 +6,7 @@ Uses ``lightning``, ``core`` and ``arguments``.
 
 from fl_lightning.data.by_key import ByKey
 from fl_lightning.data.client_indices import ClientIndices
-from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.data.client_loaders import ClientLoaders, LoaderSettings
 from fl_lightning.data.cohort_samplers import (
     AllClients,
     AvailabilitySampler,
@@ -20,7 +20,6 @@ from fl_lightning.data.dirichlet_partitions import Dirichlet, DirichletClasses
 from fl_lightning.data.labels import Samples, labels_of
 from fl_lightning.data.matched_split import label_counts, matched_split
 from fl_lightning.data.partitions import IID, Mutex, Partition, Pathological, Shards, Unbalanced
-from fl_lightning.data.sources import LoaderSettings
 
 __all__ = [
     "IID", "AllClients", "AvailabilitySampler", "ByKey", "ClientIndices", "ClientLoaders", "CohortSampler", "Dirichlet",

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samples belong to which client, at eight bytes per sample."""
+"""Which samples belong to which client, at eight bytes per sample; and their batches, where samples lie in tensors."""
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from fl_lightning.arguments import ANY, Bounds, check, checked
 from fl_lightning.core.records import NAME
@@ -19,6 +21,10 @@ from fl_lightning.core.tensors import digest
 from fl_lightning.data.labels import integer_vector
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+_CHUNK_BYTES = 16 * 2**20
+"""Tensors are gathered for as many batches at once as fit in here: one gather is cheaper than one per batch."""
+_SAMPLES = ("__getitem__", "__getitems__", "__len__", "__getattribute__")
 
 
 class ClientIndices:
@@ -159,3 +165,45 @@ def parts_of(owner: Ints, num_clients: int) -> list[Tensor]:
     """The samples of each client, from the client of each sample ``[n]``."""
     flat = torch.from_numpy(np.argsort(owner, kind="stable"))
     return list(torch.split(flat, np.bincount(owner, minlength=num_clients).tolist()))
+
+
+def tensor_source(dataset: Dataset[Any]) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
+    """The tensors behind a dataset and where its samples lie in them; ``None`` if samples must be asked one by one."""
+    rows: Tensor | None = None
+    while isinstance(dataset, Subset) and _gives_what(dataset, Subset):
+        outer = torch.as_tensor(dataset.indices, dtype=torch.int64)
+        rows = outer if rows is None else outer[rows]
+        dataset = dataset.dataset
+    if not (isinstance(dataset, TensorDataset) and _gives_what(dataset, TensorDataset)):
+        return None
+    if any(type(tensor) is not Tensor or tensor.layout != torch.strided for tensor in dataset.tensors):
+        return None
+    return dataset.tensors, rows
+
+
+def _gives_what(dataset: Dataset[Any], kind: type) -> bool:
+    """Whether a sample of a dataset is what ``kind`` makes of it, also where the dataset is of a subclass."""
+    own = [name for name in _SAMPLES if getattr(type(dataset), name, None) is not getattr(kind, name, None)]
+    return not own and not any(name in vars(dataset) for name in _SAMPLES)
+
+
+def gathered(
+    tensors: tuple[Tensor, ...], rows: Tensor | None, order: Tensor, cuts: list[int], pin: bool
+) -> Iterator[tuple[Any, int]]:
+    """Batches of these tensors and their sizes: the samples of ``order``, which ``rows`` places, cut at ``cuts``."""
+    if rows is not None:
+        order = rows[order]
+    sizes = [stop - start for start, stop in pairwise(cuts)]
+    if not sizes:
+        return
+    sample_bytes = sum(tensor.nbytes // max(len(tensor), 1) for tensor in tensors)
+    group = max(1, _CHUNK_BYTES // max(sample_bytes * max(sizes), 1))
+    for first in range(0, len(sizes), group):
+        some = sizes[first : first + group]
+        chosen = order[cuts[first] : cuts[first] + sum(some)]
+        columns = [tensor.index_select(0, chosen.to(tensor.device)) for tensor in tensors]
+        if pin and torch.cuda.is_available():
+            columns = [column if column.is_cuda else column.pin_memory() for column in columns]
+        # Not views of one another for autograd: changing a batch in place leaves the other batches alone.
+        pieces = [torch.unsafe_split_with_sizes(column, some) for column in columns]
+        yield from zip(map(list, zip(*pieces, strict=True)), some, strict=True)

@@ -5,25 +5,49 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate, default_convert
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate, default_convert
 
-from fl_lightning.arguments import ANY, checked
+from fl_lightning.arguments import ANY, Bounds, checked
 from fl_lightning.core.records import numbered
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.tensors import digest
-from fl_lightning.data.client_indices import ClientIndices
+from fl_lightning.data.client_indices import ClientIndices, gathered, tensor_source
 from fl_lightning.data.labels import labels_at_hand, num_samples
-from fl_lightning.data.sources import LoaderSettings
 
 _NAMED = 5  # samples in an error
-_CHUNK_BYTES = 16 * 2**20
-"""Tensors are gathered for as many batches at once as fit in here: one gather is cheaper than one per batch."""
-_SAMPLES = ("__getitem__", "__getitems__", "__len__", "__getattribute__")
+
+
+@checked(batch_size=Bounds(1), num_workers=Bounds(0), timeout=Bounds(0), prefetch_factor=Bounds(1))
+@dataclass(frozen=True)
+class LoaderSettings:
+    """How a dataset is batched; the fields mean what they mean for ``torch.utils.data.DataLoader``.
+
+    ``fetch_batches`` is for datasets that take a list of indices and return a whole batch, which ``DataLoader`` knows
+    as ``sampler=BatchSampler(...), batch_size=None``. ``persistent_workers`` and ``generator`` are not kept: a worker
+    that outlives a client, or a generator shared by all, would make a client's randomness depend on the clients before
+    it.
+
+    Raises:
+        ValueError: ``batch_size`` is not positive.
+    """
+
+    batch_size: int = 32
+    shuffle: bool = False
+    drop_last: bool = False
+    collate_fn: Callable[[list[Any]], Any] = default_collate
+    num_workers: int = 0
+    pin_memory: bool = False
+    worker_init_fn: Callable[[int], None] | None = None
+    timeout: float = 0.0
+    multiprocessing_context: str | None = None
+    prefetch_factor: int | None = None
+    fetch_batches: bool = False
 
 
 class ClientLoaders:
@@ -81,7 +105,7 @@ class ClientLoaders:
         self._parts = parts
         # Both ways of torch to make a batch of a tuple of tensors give the list that is gathered here.
         collates = settings.collate_fn is (default_convert if settings.fetch_batches else default_collate)
-        self._source = _tensor_source(dataset) if collates else None
+        self._source = tensor_source(dataset) if collates else None
 
     def numbered_from(self, first: int) -> ClientLoaders:
         """The same clients under the ids ``first``, ``first + 1`` and so on; :attr:`sizes` stays by place."""
@@ -172,7 +196,7 @@ class ClientLoaders:
             order = order[torch.randperm(len(order), generator=torch.Generator().manual_seed(seed))]
         cuts = self._cuts(len(order), batch_size, merge_single)
         if self._source is not None:
-            return _gathered(*self._source, order, cuts, self.settings.pin_memory)
+            return gathered(*self._source, order, cuts, self.settings.pin_memory)
         return self._load(order, cuts, derive_seed(0 if seed is None else seed, "workers"))
 
     @property
@@ -254,45 +278,3 @@ def _refuse(loaders: ClientLoaders) -> Any:
         "Trainer(strategy=FederatedStrategy(...)), whose training_step gets each batch, or take one client's data with "
         "batches(client_id, seed=...)"
     )
-
-
-def _tensor_source(dataset: Dataset[Any]) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
-    """The tensors behind a dataset and where its samples lie in them; ``None`` if samples must be asked one by one."""
-    rows: Tensor | None = None
-    while isinstance(dataset, Subset) and _gives_what(dataset, Subset):
-        outer = torch.as_tensor(dataset.indices, dtype=torch.int64)
-        rows = outer if rows is None else outer[rows]
-        dataset = dataset.dataset
-    if not (isinstance(dataset, TensorDataset) and _gives_what(dataset, TensorDataset)):
-        return None
-    if any(type(tensor) is not Tensor or tensor.layout != torch.strided for tensor in dataset.tensors):
-        return None
-    return dataset.tensors, rows
-
-
-def _gives_what(dataset: Dataset[Any], kind: type) -> bool:
-    """Whether a sample of a dataset is what ``kind`` makes of it, also where the dataset is of a subclass."""
-    own = [name for name in _SAMPLES if getattr(type(dataset), name, None) is not getattr(kind, name, None)]
-    return not own and not any(name in vars(dataset) for name in _SAMPLES)
-
-
-def _gathered(
-    tensors: tuple[Tensor, ...], rows: Tensor | None, order: Tensor, cuts: list[int], pin: bool
-) -> Iterator[tuple[Any, int]]:
-    """Batches of these tensors and their sizes: the samples of ``order``, which ``rows`` places, cut at ``cuts``."""
-    if rows is not None:
-        order = rows[order]
-    sizes = [stop - start for start, stop in pairwise(cuts)]
-    if not sizes:
-        return
-    sample_bytes = sum(tensor.nbytes // max(len(tensor), 1) for tensor in tensors)
-    group = max(1, _CHUNK_BYTES // max(sample_bytes * max(sizes), 1))
-    for first in range(0, len(sizes), group):
-        some = sizes[first : first + group]
-        chosen = order[cuts[first] : cuts[first] + sum(some)]
-        columns = [tensor.index_select(0, chosen.to(tensor.device)) for tensor in tensors]
-        if pin and torch.cuda.is_available():
-            columns = [column if column.is_cuda else column.pin_memory() for column in columns]
-        # Not views of one another for autograd: changing a batch in place leaves the other batches alone.
-        pieces = [torch.unsafe_split_with_sizes(column, some) for column in columns]
-        yield from zip(map(list, zip(*pieces, strict=True)), some, strict=True)

@@ -9,15 +9,16 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from fl_lightning.arguments import trusted
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.client_indices import ClientIndices
-from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.data.client_loaders import ClientLoaders, LoaderSettings
 from fl_lightning.data.labels import Labels, Samples, num_samples
 from fl_lightning.data.matched_split import matched_split
 from fl_lightning.data.partitions import Partition
-from fl_lightning.data.sources import LoaderSettings, loader_name, only_loader
+from fl_lightning.data.sources import ONE_DATASET, StageLoaders, is_module
 from fl_lightning.lightning.names import LightningDataModule, rank_zero_info
 
 
@@ -89,7 +90,7 @@ class Division:
         if stage == self._holdout_stage:
             plain = replace(settings, shuffle=False, drop_last=False, batch_size=size or settings.batch_size)
             return trusted(ClientLoaders)(samples.dataset, self._parts[stage], stage, plain)
-        loaders = only_loader(getattr(self._data, f"{stage}_dataloader")())
+        loaders = _only_loader(getattr(self._data, f"{stage}_dataloader")())
         if loaders is None or loaders == []:
             return []
         if not isinstance(loaders, (list, tuple)):
@@ -97,7 +98,7 @@ class Division:
         found = [self._of_loader(loader, stage, place) for place, loader in enumerate(loaders)]
         if len({tuple(one.names) for one in found}) > 1:
             raise ValueError(
-                f"evaluation must be 'matched' or 'shared' where the loaders of {loader_name(self._data, stage)} have "
+                f"evaluation must be 'matched' or 'shared' where the loaders of {_loader_name(self._data, stage)} have "
                 f"different clients that training lacks, found {self._evaluation!r}"
             )
         return found
@@ -135,7 +136,7 @@ class Division:
         return trusted(ClientLoaders)(loader.dataset, self._parts["train"], "train", settings)
 
     def _settings(self, loader: Any, stage: str) -> LoaderSettings:
-        settings = LoaderSettings.from_dataloader(loader, loader_name(self._data, stage))
+        settings = loader_settings(loader, _loader_name(self._data, stage))
         size = self._batch_sizes[stage]
         return settings if size is None else replace(settings, batch_size=size)
 
@@ -175,3 +176,73 @@ class Division:
             )
         names = None if parts.names is None else (*parts.names, *others)
         return ClientIndices(vectors, len(samples), names, len(vectors) - len(others))
+
+
+def loader_settings(loader: object, name: str = "loader") -> LoaderSettings:
+    """Reads the settings of a DataLoader that visits every sample of a map-style dataset once, in order or shuffled.
+
+    Errors call it ``name``: a TypeError if it is none, has an iteration of its own, or its dataset no length or
+    indices; a ValueError if its batches or samples are chosen by something else than plain order or chance.
+    """
+    if not isinstance(loader, DataLoader):
+        raise TypeError(f"{name} must be one torch DataLoader, found {type(loader).__name__}: {ONE_DATASET}")
+    kind = type(loader)
+    if kind.__iter__ is not DataLoader.__iter__:
+        raise TypeError(
+            f"{name} must iterate as DataLoader does, found {kind.__name__} with an __iter__ of its own: put what "
+            "it does into the dataset or collate_fn"
+        )
+    total = num_samples(loader.dataset, f"the dataset of {name}")
+    fetch_batches = loader.batch_sampler is None
+    batches: object = loader.sampler if fetch_batches else loader.batch_sampler
+    if type(batches) is not BatchSampler:
+        what = "batch_size=None and the sampler" if fetch_batches else "the custom batch sampler"
+        raise ValueError(
+            f"{name} must use batch_size=, found {what} {type(batches).__name__}: each client's batches are drawn "
+            "from its own samples, which a BatchSampler over a SequentialSampler or RandomSampler allows"
+        )
+    context = loader.multiprocessing_context
+    return trusted(LoaderSettings)(  # torch has checked them
+        batch_size=int(batches.batch_size),
+        shuffle=_shuffles(batches.sampler, total, name),
+        drop_last=bool(batches.drop_last),
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        pin_memory=loader.pin_memory,
+        worker_init_fn=loader.worker_init_fn,
+        timeout=loader.timeout,
+        # A context cannot be pickled, its name can.
+        multiprocessing_context=None if context is None else str(context.get_start_method()),
+        prefetch_factor=loader.prefetch_factor,
+        fetch_batches=fetch_batches,
+    )
+
+
+def _shuffles(sampler: object, total: int, name: str) -> bool:
+    plain, shuffles = type(sampler) in (SequentialSampler, RandomSampler), isinstance(sampler, RandomSampler)
+    found = "" if plain else f"the sampler {type(sampler).__name__}"
+    if isinstance(sampler, RandomSampler) and sampler.replacement:
+        found = "RandomSampler(replacement=True)"
+    elif plain and (visited := sampler.num_samples if shuffles else len(sampler)) != total:  # type: ignore
+        found = f"a {type(sampler).__name__} of {visited}"
+    if found:
+        raise ValueError(
+            f"{name} must visit all {total} samples of its dataset once per epoch, in order or with shuffle=True, "
+            f"found {found}: choose samples with torch.utils.data.Subset instead"
+        )
+    return shuffles
+
+
+def _loader_name(module: LightningDataModule, stage: str) -> str:
+    """The name of a stage's loader in errors, as the user wrote it."""
+    owner: Any = module
+    if isinstance(module, StageLoaders):
+        owner = module.owners[stage]
+        if not is_module(owner):
+            return module.names[stage]
+    return f"{type(owner).__name__}.{stage}_dataloader()"
+
+
+def _only_loader(loaders: Any) -> Any:
+    """Takes the loader out of a list of one, which Lightning treats like the loader itself in evaluation."""
+    return loaders[0] if isinstance(loaders, (list, tuple)) and len(loaders) == 1 else loaders

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from fl_lightning.arguments import ANY, FILLED, checked, has_numbers, shown
 from fl_lightning.core.seeding import isolated
@@ -30,7 +30,7 @@ def num_samples(dataset: object, name: str = "dataset") -> int:
     """Length of a map-style dataset, which errors call by its name."""
     try:
         readable = not isinstance(dataset, Tensor) or has_numbers(dataset)
-        if readable and isinstance(dataset, Sized) and not isinstance(dataset, (str, type)):
+        if readable and isinstance(dataset, Sized) and not isinstance(dataset, (str, type, IterableDataset)):
             return len(dataset)
     except TypeError:  # a tensor without dimensions
         pass

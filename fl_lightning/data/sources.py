@@ -2,35 +2,29 @@
 """Where the data to be federated comes from: a LightningDataModule, or what is made to look like one.
 
 That is loaders, datasets, a LightningModule that has its loaders with it, or what a Trainer was given. Data that cannot
-be divided among clients are refused, and of a loader its :class:`LoaderSettings` are kept.
+be divided among clients are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
 )
 
-from fl_lightning.arguments import Bounds, checked, shown, trusted
+from fl_lightning.arguments import shown
 from fl_lightning.data.labels import num_samples
 from fl_lightning.lightning.inspection import is_overridden
 from fl_lightning.lightning.names import LightningDataModule, LightningModule
 
 STAGES = ("train", "val", "test", "predict")
-_ONE_DATASET = (
+ONE_DATASET = (
     "clients are formed from a single dataset, so join several with ConcatDataset; several to evaluate come in a list "
     "from val_dataloader or test_dataloader of a LightningDataModule"
 )
@@ -115,8 +109,7 @@ def hide(module: LightningDataModule, methods: Iterable[str]) -> None:
 def check_dataset(name: str, dataset: object) -> None:
     """Refuses what cannot be divided among clients."""
     if isinstance(dataset, DataLoader):
-        return  # LoaderSettings looks at it
-    _check_map_style(name, dataset)
+        return  # Division looks at it
     for base in type(dataset).__mro__:
         if base.__name__ in ("LightningDataModule", "LightningModule"):
             raise TypeError(
@@ -134,7 +127,7 @@ def check_dataset(name: str, dataset: object) -> None:
             "torch.utils.data.TensorDataset(torch.as_tensor(inputs), torch.as_tensor(targets))"
         )
     if any(isinstance(item, DataLoader) for item in items):
-        raise TypeError(f"{name} must be one DataLoader, found {len(items)} of them: {_ONE_DATASET}")
+        raise TypeError(f"{name} must be one DataLoader, found {len(items)} of them: {ONE_DATASET}")
     # A dict has a length whatever its keys are.
     keyed = isinstance(dataset, (str, bytes)) or (isinstance(dataset, Mapping) and 0 not in dataset)
     if keyed or not hasattr(dataset, "__getitem__"):
@@ -144,115 +137,3 @@ def check_dataset(name: str, dataset: object) -> None:
         )
     if num_samples(dataset, name) == 0:
         raise ValueError(f"{name} must hold at least one sample, found {shown(dataset)}")
-
-
-def _check_map_style(name: str, dataset: object) -> None:
-    if isinstance(dataset, IterableDataset):
-        raise TypeError(
-            f"{name} must have samples that can be picked by index (a map-style dataset), found the IterableDataset "
-            f"{type(dataset).__name__}"
-        )
-
-
-def loader_name(module: LightningDataModule, stage: str) -> str:
-    """The name of a stage's loader in errors, as the user wrote it."""
-    owner: Any = module
-    if isinstance(module, StageLoaders):
-        owner = module.owners[stage]
-        if not is_module(owner):
-            return module.names[stage]
-    return f"{type(owner).__name__}.{stage}_dataloader()"
-
-
-def only_loader(loaders: Any) -> Any:
-    """Takes the loader out of a list of one, which Lightning treats like the loader itself in evaluation."""
-    return loaders[0] if isinstance(loaders, (list, tuple)) and len(loaders) == 1 else loaders
-
-
-@checked(batch_size=Bounds(1), num_workers=Bounds(0), timeout=Bounds(0), prefetch_factor=Bounds(1))
-@dataclass(frozen=True)
-class LoaderSettings:
-    """How a dataset is batched; the fields mean what they mean for ``torch.utils.data.DataLoader``.
-
-    ``fetch_batches`` is for datasets that take a list of indices and return a whole batch, which ``DataLoader`` knows
-    as ``sampler=BatchSampler(...), batch_size=None``. ``persistent_workers`` and ``generator`` are not kept: a worker
-    that outlives a client, or a generator shared by all, would make a client's randomness depend on the clients before
-    it.
-
-    Raises:
-        ValueError: ``batch_size`` is not positive.
-    """
-
-    batch_size: int = 32
-    shuffle: bool = False
-    drop_last: bool = False
-    collate_fn: Callable[[list[Any]], Any] = default_collate
-    num_workers: int = 0
-    pin_memory: bool = False
-    worker_init_fn: Callable[[int], None] | None = None
-    timeout: float = 0.0
-    multiprocessing_context: str | None = None
-    prefetch_factor: int | None = None
-    fetch_batches: bool = False
-
-    @classmethod
-    @checked()
-    def from_dataloader(cls, loader: object, name: str = "loader") -> LoaderSettings:
-        """Reads the settings of a DataLoader whose samples can be divided among clients.
-
-        Args:
-            loader: a ``DataLoader`` over a map-style dataset that visits every sample once, in order or shuffled.
-            name: what to call it in errors.
-
-        Raises:
-            TypeError: it is not a DataLoader, has an iteration of its own, or its dataset has no length or indices.
-            ValueError: its batches or samples are chosen by something else than plain sequential or random order.
-        """
-        if not isinstance(loader, DataLoader):
-            raise TypeError(f"{name} must be one torch DataLoader, found {type(loader).__name__}: {_ONE_DATASET}")
-        kind = type(loader)
-        if kind.__iter__ is not DataLoader.__iter__:
-            raise TypeError(
-                f"{name} must iterate as DataLoader does, found {kind.__name__} with an __iter__ of its own: put what "
-                "it does into the dataset or collate_fn"
-            )
-        _check_map_style(name, loader.dataset)
-        total = num_samples(loader.dataset)
-        fetch_batches = loader.batch_sampler is None
-        batches: object = loader.sampler if fetch_batches else loader.batch_sampler
-        if type(batches) is not BatchSampler:
-            what = "batch_size=None and the sampler" if fetch_batches else "the custom batch sampler"
-            raise ValueError(
-                f"{name} must use batch_size=, found {what} {type(batches).__name__}: each client's batches are drawn "
-                "from its own samples, which a BatchSampler over a SequentialSampler or RandomSampler allows"
-            )
-        context = loader.multiprocessing_context
-        return trusted(LoaderSettings)(  # torch has checked them
-            batch_size=int(batches.batch_size),
-            shuffle=_shuffles(batches.sampler, total, name),
-            drop_last=bool(batches.drop_last),
-            collate_fn=loader.collate_fn,
-            num_workers=loader.num_workers,
-            pin_memory=loader.pin_memory,
-            worker_init_fn=loader.worker_init_fn,
-            timeout=loader.timeout,
-            # A context cannot be pickled, its name can.
-            multiprocessing_context=None if context is None else str(context.get_start_method()),
-            prefetch_factor=loader.prefetch_factor,
-            fetch_batches=fetch_batches,
-        )
-
-
-def _shuffles(sampler: object, total: int, name: str) -> bool:
-    plain, shuffles = type(sampler) in (SequentialSampler, RandomSampler), isinstance(sampler, RandomSampler)
-    found = "" if plain else f"the sampler {type(sampler).__name__}"
-    if isinstance(sampler, RandomSampler) and sampler.replacement:
-        found = "RandomSampler(replacement=True)"
-    elif plain and (visited := sampler.num_samples if shuffles else len(sampler)) != total:  # type: ignore
-        found = f"a {type(sampler).__name__} of {visited}"
-    if found:
-        raise ValueError(
-            f"{name} must visit all {total} samples of its dataset once per epoch, in order or with shuffle=True, "
-            f"found {found}: choose samples with torch.utils.data.Subset instead"
-        )
-    return shuffles

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from fl_lightning.data import IID, ClientIndices, ClientLoaders, LoaderSettings
+from fl_lightning.data.division import loader_settings
 
 X, Y = torch.arange(40.0).reshape(20, 2), torch.arange(20) % 3
 PARTS = [[0, 3, 5, 7, 9, 11, 13], [1], [], [2, 4, 6, 8, 10, 12]]
@@ -140,9 +141,9 @@ def test_tensor_data_never_meets_a_dataloader(monkeypatch):
 
 def test_large_data_is_gathered_in_pieces(monkeypatch):
     expected = list(loaders().batches(0, seed=3))
-    monkeypatch.setattr("fl_lightning.data.client_loaders._CHUNK_BYTES", 1)
+    monkeypatch.setattr("fl_lightning.data.client_indices._CHUNK_BYTES", 1)
     same(loaders().batches(0, seed=3), expected)
-    monkeypatch.setattr("fl_lightning.data.client_loaders._CHUNK_BYTES", 16 * 3 * 2 + 1)
+    monkeypatch.setattr("fl_lightning.data.client_indices._CHUNK_BYTES", 16 * 3 * 2 + 1)
     same(loaders().batches(0, seed=3, merge_single=True), loaders(Plain()).batches(0, seed=3, merge_single=True))
 
 
@@ -252,7 +253,7 @@ def test_hold_out():
 
 def test_pickle_and_deepcopy():
     loader = DataLoader(Plain(), 3, shuffle=True, num_workers=1, multiprocessing_context="fork")
-    made = ClientLoaders(loader.dataset, PARTS, settings=LoaderSettings.from_dataloader(loader))
+    made = ClientLoaders(loader.dataset, PARTS, settings=loader_settings(loader))
     for twin in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
         assert twin.settings == made.settings
         twin.settings = LoaderSettings(3, True)

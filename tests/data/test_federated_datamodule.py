@@ -530,8 +530,8 @@ IID, PAIR = fd.IID(2), [DataLoader(make(9, 0))] * 2
 @pytest.mark.parametrize(
     ("data", "options", "error", "match"),
     [
-        (Stream(), {}, TypeError, "data must have samples that can be picked by index.*Stream"),
-        (make(9, 0), {"val": Stream()}, TypeError, "val must have samples that can be picked by index"),
+        (Stream(), {}, TypeError, "data must have a length and integer indices.*Stream"),
+        (make(9, 0), {"val": Stream()}, TypeError, "val must have a length and integer indices"),
         (PAIR, {}, TypeError, "data must be one DataLoader, found 2"),
         (dict(zip("ab", PAIR, strict=True)), {}, TypeError, "data must be one DataLoader, found 2"),
         ({"a": make(9, 0)}, {}, TypeError, "integer indices, found dict"),

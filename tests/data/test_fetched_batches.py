@@ -8,6 +8,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 
 import fl_lightning as fl
 from fl_lightning.data import ClientLoaders, LoaderSettings
+from fl_lightning.data.division import loader_settings
 
 
 class Rows(Dataset):
@@ -65,7 +66,7 @@ def test_a_fit_is_that_of_the_samples_one_by_one(workers, shuffle):
 
 def test_the_dataset_is_asked_for_batches():
     data = Rows(blobs(20))
-    settings = LoaderSettings.from_dataloader(RowsLoader(data, 4, drop_last=True))
+    settings = loader_settings(RowsLoader(data, 4, drop_last=True))
     loaders = ClientLoaders(data, [range(10), range(10, 20)], settings=settings)
     batches = list(loaders.batches(1, seed=None))
     assert data.asked == [[10, 11, 12, 13], [14, 15, 16, 17]]
@@ -89,7 +90,7 @@ def test_one_client_with_all_data_is_plain_lightning():
 def test_tensor_datasets_are_gathered_and_give_the_same():
     source = TensorDataset(torch.arange(40.0).reshape(20, 2), torch.arange(20))
     parts = [range(7), range(7, 20)]
-    settings = LoaderSettings.from_dataloader(RowsLoader(source, 3, shuffle=True))
+    settings = loader_settings(RowsLoader(source, 3, shuffle=True))
     fetched = ClientLoaders(source, parts, settings=settings)
     usual = ClientLoaders(source, parts, settings=LoaderSettings(3, shuffle=True))
     assert fetched.in_memory

@@ -17,6 +17,7 @@ from torch.utils.data import (
 )
 
 from fl_lightning.data import LoaderSettings
+from fl_lightning.data.division import loader_settings
 from fl_lightning.lightning.names import lightning_module
 
 DATA = TensorDataset(torch.zeros(10, 2), torch.zeros(10, dtype=torch.int64))
@@ -59,25 +60,23 @@ def test_everything_is_kept():
         prefetch_factor=3,
         persistent_workers=True,
     )
-    assert LoaderSettings.from_dataloader(loader) == LoaderSettings(
-        4, True, True, collate, 2, True, init, 5.0, "spawn", 3
-    )
-    assert LoaderSettings.from_dataloader(DataLoader(DATA)) == LoaderSettings(1, False)
-    assert LoaderSettings.from_dataloader(DataLoader(DATA)).collate_fn is default_collate
+    assert loader_settings(loader) == LoaderSettings(4, True, True, collate, 2, True, init, 5.0, "spawn", 3)
+    assert loader_settings(DataLoader(DATA)) == LoaderSettings(1, False)
+    assert loader_settings(DataLoader(DATA)).collate_fn is default_collate
 
 
 def test_plain_batch_sampler_is_understood():
     loader = DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 3, True))
-    assert LoaderSettings.from_dataloader(loader) == LoaderSettings(3, True, True)
+    assert loader_settings(loader) == LoaderSettings(3, True, True)
     loader = DataLoader(DATA, batch_sampler=BatchSampler(SequentialSampler(DATA), 3, False))
-    assert LoaderSettings.from_dataloader(loader) == LoaderSettings(3, False, False)
+    assert loader_settings(loader) == LoaderSettings(3, False, False)
 
 
 @pytest.mark.parametrize("sampler", [RandomSampler, SequentialSampler])
 def test_a_batch_sampler_in_the_place_of_a_sampler_is_understood(sampler):
     loader = DataLoader(DATA, sampler=BatchSampler(sampler(DATA), 3, True), batch_size=None)
     expected = LoaderSettings(3, sampler is RandomSampler, True, default_convert, fetch_batches=True)
-    assert LoaderSettings.from_dataloader(loader) == expected
+    assert loader_settings(loader) == expected
 
 
 def test_subclasses_that_only_set_arguments_are_fine():
@@ -85,7 +84,7 @@ def test_subclasses_that_only_set_arguments_are_fine():
         def __init__(self, dataset):
             super().__init__(dataset, 5, collate_fn=collate)
 
-    assert LoaderSettings.from_dataloader(Graphs(DATA)) == LoaderSettings(5, collate_fn=collate)
+    assert loader_settings(Graphs(DATA)) == LoaderSettings(5, collate_fn=collate)
 
 
 def sampled(sampler, batch_size=1):
@@ -102,7 +101,7 @@ ORDER, SOME = SequentialSampler(DATA), SubsetRandomSampler([1, 2])
 @pytest.mark.parametrize(
     ("loader", "match"),
     [
-        (DataLoader(Stream()), "have samples that can be picked by index .*, found the IterableDataset Stream"),
+        (DataLoader(Stream()), "have a length and integer indices, found .*Stream"),
         ([DataLoader(DATA)] * 2, "one torch DataLoader, found list.*ConcatDataset; several to evaluate come in a list"),
         ({"a": DataLoader(DATA)}, "found dict"),
         (lightning_module("utilities.combined_loader").CombinedLoader([DataLoader(DATA)]), "found CombinedLoader"),
@@ -124,5 +123,5 @@ ORDER, SOME = SequentialSampler(DATA), SubsetRandomSampler([1, 2])
 )
 def test_refusals_name_what_was_found(loader, match):
     for name in ("loader", "My.train_dataloader()"):
-        with pytest.raises((TypeError, ValueError), match=rf"^{re.escape(name)} must .*{match}"):
-            LoaderSettings.from_dataloader(loader, name)
+        with pytest.raises((TypeError, ValueError), match=rf"^(the dataset of )?{re.escape(name)} must .*{match}"):
+            loader_settings(loader, name)

@@ -163,7 +163,7 @@ class Stream(IterableDataset):
 
 DIVIDED = "partition must be left out of FederatedStrategy for data that is divided, found "
 REFUSED = {
-    "a stream": (DataLoader(Stream(), 4), None, PARTITION, "train_dataloaders must have samples that can be picked"),
+    "a stream": (DataLoader(Stream(), 4), None, PARTITION, "dataset of train_dataloaders must have a length"),
     "two": ([DataLoader(blobs(20))] * 2, None, PARTITION, "train_dataloaders must be one torch DataLoader, found list"),
     "a dict": (DataLoader(blobs(20)), {"a": DataLoader(blobs(20))}, PARTITION, "val_dataloaders must be .* found dict"),
     "divided data": (federated_blobs(), None, PARTITION, f"{DIVIDED}Fed"),
