@@ -28,9 +28,8 @@ class AFL(ServerRule):
     climbs along the losses. What is evaluated, and what the module holds after the fit, is the mean of all global
     models but the initial one. Buffers such as BatchNorm statistics are those of the last model.
 
-    The paper has every client in every round. With fewer, the participants' weights are their ``lambda`` divided by its
-    sum over them, and the projection moves ``lambda`` among them and leaves the others' as it is: the nearest point of
-    the simplex among those that agree with it on absent clients. With everybody this is the paper's step.
+    The paper has every client in every round. With fewer, weights are ``lambda`` divided by its sum over the
+    participants, among whom alone the projection moves it.
 
     Degenerate cases. Participants with less than 1e-12 of ``lambda`` among them count alike and keep theirs, and the
     report is flagged. If all rows are zero, the step is zero, flagged, and nothing changes. Without ``num_clients`` in

@@ -32,10 +32,8 @@ class EAGLE(ServerRule):
     ``F_i*`` is the lowest loss that client ``i`` reaches on its own data. A client finds it when it first takes part:
     it trains a copy of the model that it received alone, until a pass over its data lowers the loss no further.
 
-    Experimental: of the paper its abstract and descriptions were at hand, and no code. Decided here: the mean and the
-    variance are those of a round's clients, all of which count alike; clients whose weight would be negative get 0;
-    when training alone ends; and ``lam``, which has no published value here. If all rows are zero, the step is zero and
-    flagged.
+    Experimental: docs/methods/eagle.md says what was decided here, without the paper's text. If all rows are zero, the
+    step is zero and flagged.
 
     Args:
         lam: strength of the penalty on the variance; 0 is ``FedAvg("uniform")``.

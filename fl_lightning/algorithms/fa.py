@@ -44,16 +44,12 @@ class FA(FedAvg):
     these the server finds the ``a`` that makes the mean loss largest, a linear program: ``a >= 0``, ``theta`` has mean
     1 and is at most ``bound`` at every basis, ``|C| <= tau``. In the first round ``theta`` is 1.
 
-    Experimental: no code by its authors is public, and this follows descriptions of the method in later work. Decided
-    here: the sums come from the batches that clients train on; the upper bound on ``theta`` holds at the bases alone,
-    since the server sees no samples; the score is the logit; ``bases``, ``sigma``, ``bound``, ``tau`` and ``penalty``
-    have no published values. The module's own loss is not used: ``l`` follows from ``federated_groups``.
+    Experimental: docs/methods/fa.md says what was decided here, where no code by its authors is public; no argument has
+    a published value. The module's own loss is not used: ``l`` follows from ``federated_groups``.
 
     Degenerate cases. A basis without samples near it gets weight 0. If no ``a`` meets all constraints, ``|C| <= tau``
     is left out for the round, and ``a`` stays as it is if that does not help; :attr:`AgnosticWeights.relaxed` counts
-    both. While ``a`` stays as it is, the reports of rounds are flagged, and the first such round warns: kernels that
-    are narrow beside the distances of the data, as they easily are in many dimensions, reach too few samples for
-    ``theta`` to have mean 1 below ``bound``.
+    both. While ``a`` stays as it is, the reports of rounds are flagged, and the first such round warns.
 
     Args:
         bases: ``[J, d]`` the ``b_j``.

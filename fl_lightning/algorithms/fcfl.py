@@ -65,11 +65,9 @@ class FCFL(ServerRule):
         sharpness: ``c`` of the surrogate ``sigmoid(c z)`` that stands in for the prediction ``1[z > 0]`` in training.
         num_groups: groups of people. The paper has two; of more, ``g_k`` is the largest difference between two, so that
             a budget holds for every pair, and its gradient that of one such pair.
-        reading: ``"library"`` lets stage 1 be the code's, and bounds ``SM(g')`` in stage 2 always, as the paper does.
-            ``"paper"``: budgets hold where ``SM(g')`` is not positive, which asks for more while ``d`` is large; both
-            ``d`` shrink when the squared norm of the direction is at most 1e-3 (equation 14, where the paper gives no
-            value); the hull of stage 2 has every client's disparity gradient. ``"code"``: ``SM(g')`` is bounded in
-            stage 2 only while a budget is exceeded or just met, so that budgets are overshot.
+        reading: whose form four steps take, as docs/methods/fcfl.md lists. ``"paper"`` shrinks both ``d`` when the
+            squared norm of the direction is at most 1e-3 (equation 14, where the paper gives no value); ``"code"`` lets
+            budgets be overshot.
 
     Raises:
         ValueError: an argument is out of range.

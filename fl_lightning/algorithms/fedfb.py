@@ -35,10 +35,8 @@ class FedFB(ServerRule):
     ``lambda[0, a]`` by ``alpha / sqrt(t + 1)`` times what a surrogate of the rate of predicted 1 in group ``a`` is
     above that of group 0, and ``lambda[0, 0]`` against the sum of these.
 
-    Decided here: clients report at the model that they receive, so ``lambda`` follows one round later than in the
-    authors' code, which asks all clients once more after each round; ``lambda[0, a] + lambda[1, a]`` is always
-    ``2 m[a] / m``, where that code takes group 0's for all; ``m`` counts all clients seen, each by its first round. The
-    module's own loss is not used: ``l`` follows from ``federated_groups``.
+    docs/methods/fedfb.md says where this differs from the authors' code. The module's own loss is not used: ``l``
+    follows from ``federated_groups``.
 
     Degenerate cases. Rates are those of a round's clients: a group that nobody of them has keeps its ``lambda``, and so
     do all groups in a round without group 0. If all samples of a round weigh 0, clients count alike, and the report is

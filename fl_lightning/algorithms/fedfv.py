@@ -42,8 +42,7 @@ class FedFV(RemembersRows):
     rounds before and are absent now, summed per round, from the oldest round to the newest. The result is as long as
     the mean of the updates as they came.
 
-    The step may still conflict with a client, also with the one projected on last: that client's own projections can
-    turn it against itself. The paper's remark on Theorem 1 does not hold in general.
+    The step may still conflict with a client, also with the one projected on last.
 
     Degenerate cases. No update is projected off a row that is 1e-8 times shorter than the median online one. A mean
     that is 1e-4 times shorter than the rows counts as zero: it is not rescaled, the step is zero and flagged. If all
@@ -53,10 +52,9 @@ class FedFV(RemembersRows):
     Args:
         alpha: share of the clients that keep their updates, in [0, 1].
         tau: rounds that an absent client counts for; 0 ignores absent clients.
-        reading: how many of ``m`` clients keep their updates, and which rounds ``tau`` covers. ``"library"``:
-            ``m - ceil((m - 1) (1 - alpha))``, at least one if ``alpha`` is positive (the code), and rounds ``t - tau``
-            to ``t - 1`` (the paper). ``"paper"``: ``alpha m``, rounded. ``"code"``: rounds ``t - tau + 1`` to ``t``
-            (the authors' later code), the round's own clients and those absent for less than ``tau`` rounds.
+        reading: how many of ``m`` clients keep their updates, ``m - ceil((m - 1) (1 - alpha))`` or for ``"paper"``
+            ``alpha m`` rounded, and which rounds ``tau`` covers, ``t - tau`` to ``t - 1`` or for ``"code"``
+            ``t - tau + 1`` to ``t``.
         max_history: most rows to remember, oldest dropped first; ``None``: all within ``tau`` rounds, if they are one
             round's or take no more than 8 GiB.
         history_device: where remembered rows live, for instance ``"cpu"``; ``None``: beside the updates.

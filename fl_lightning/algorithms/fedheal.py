@@ -45,10 +45,8 @@ class FedHEAL(ServerRule):
         beta: how fast weights follow the lengths, between 0 and 1.
         filter_updates: FPHL on or off.
         adapt_weights: FAEL on or off; off leaves the initial weights.
-        reading: ``"code"`` judges a round by the rounds before it and keeps above ``tau`` (equation 5), starts with
-            equal weights and normalises them only for use, and adds up the norms of the parameter tensors. ``"paper"``
-            counts the round in and keeps from ``tau`` on (Algorithm 1), starts with weights by sample counts (equation
-            3), also for late joiners, normalises them each round (equation 12), and takes squared norms (equation 11).
+        reading: whose form four steps take, as docs/methods/fedheal.md lists: the authors' code's (equations 5 to 9) or
+            the paper's (Algorithm 1, equations 3, 11 and 12).
 
     Raises:
         ValueError: ``tau`` is not strictly between 0 and 1, or ``beta`` not between them.

@@ -48,10 +48,8 @@ class FedMDFG(RemembersRows):
         theta: angle in radians between losses and ``(1, ..., 1)`` up to which the model counts as fair.
         s: the line search tries lengths from ``2^s`` down to ``2^-s`` learning rates.
         beta: parameter of the Armijo condition; 0 only asks that no loss rises.
-        reading: ``"library"`` follows the paper but keeps clients whose loss is 0 (the code). ``"paper"`` drops them
-            for the round (Algorithm 1, line 5). ``"code"`` lets every loss rise by ``beta`` times the slope where the
-            paper asks it to fall by as much, does not ask the angle of the losses to shrink, and leaves the fair row
-            out while all clients are worse than their reference.
+        reading: whose form four steps take, as docs/methods/fedmdfg.md lists; ``"library"`` follows the paper but keeps
+            clients whose loss is 0.
         gradient_source: ``"full"`` for full gradients (the paper), ``"update"`` for local training.
         history_device: where remembered rows live, for instance ``"cpu"``; ``None``: beside the updates.
 

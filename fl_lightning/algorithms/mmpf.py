@@ -29,15 +29,10 @@ class MMPF(ServerRule):
     ``alpha / K`` towards the clients whose loss is not below the kept model's largest. In the end, and in evaluation,
     the model is the kept one.
 
-    Experimental. The method was made for groups in one data set, with training to the optimum under each ``mu``. FCFL
-    compares with it without saying how it was federated, or how it was held to budgets of disparity, which it does not
-    know. Here clients take the place of groups, ``inner_rounds`` rounds that of training to the optimum, and the
-    clients' losses on their training data that of risks on validation data, which the authors round to three digits.
-
+    Experimental: the method was made for groups in one data set, and docs/methods/mmpf.md says what was decided here.
     With partial participation ``mu`` is scaled to the participants and moves among them alone; clients not yet seen
-    weigh what they would in uniform weights. The participants of the round say which of the two models is better, so
-    they measure their loss at both; other clients might have judged otherwise. If all rows are zero, so is the step; it
-    is flagged and nothing changes. A server optimizer is refused: it would not go back to the kept model.
+    weigh what they would in uniform weights. If all rows are zero, so is the step; it is flagged and nothing changes.
+    A server optimizer is refused: it would not go back to the kept model.
 
     Args:
         inner_rounds: rounds of training under one ``mu``.
