@@ -97,7 +97,7 @@ def divided(make: Callable[[], tuple[Any, Any]], cohorts: Sequence[Cohort], shar
             client.commit(own)
             steps.append(step)
             reports.append(server.report)
-        return Work(steps, reports, [rule_state.sharded_state_dict(rule, columns) for rule in (server, client)])
+        return Work(steps, reports, [rule_state.state_dict(rule, columns) for rule in (server, client)])
 
     found = in_shards(cohorts[0].updates.layout.numel, shards, work)
     assert all(str(other.reports) == str(found[0].reports) for other in found), "shards must report the same"

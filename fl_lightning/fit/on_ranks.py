@@ -150,9 +150,9 @@ def checksums_of(options: FitOptions, server: Server, clients: ClientSide) -> di
         "the global parameters": clients.runner.global_params,
         "buffers": clients.buffers.global_values(),
         "guards": rule_state.without_shards(
-            {name: rule_state.sharded_state_dict(guard, columns) for name, guard in options.named_guards.items()}
+            {name: rule_state.state_dict(guard, columns) for name, guard in options.named_guards.items()}
         ),
-        type(rule).__name__: rule_state.without_shards(rule_state.sharded_state_dict(rule, columns)),
+        type(rule).__name__: rule_state.without_shards(rule_state.state_dict(rule, columns)),
         "server_optimizer": optimizer and optimizer.state_dict(),
         "skipped_rounds": server.failures.skipped_rounds,
         "schedules": clients.schedules.state_dict(),

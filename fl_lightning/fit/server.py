@@ -103,9 +103,9 @@ class Server:
         """What a bit-exact continuation needs of the method, the guards and the server optimizer."""
         columns = self._rows.columns
         return {
-            "algorithm": rule_state.sharded_state_dict(self._algorithm, columns),
-            "client_rule": rule_state.sharded_state_dict(self._rule, columns),
-            "guards": {n: rule_state.sharded_state_dict(g, columns) for n, g in self._options.named_guards.items()},
+            "algorithm": rule_state.state_dict(self._algorithm, columns),
+            "client_rule": rule_state.state_dict(self._rule, columns),
+            "guards": {n: rule_state.state_dict(g, columns) for n, g in self._options.named_guards.items()},
             "server_optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
             "skipped_rounds": self.failures.skipped_rounds,
             "failed_rounds": self.failures.failed_rounds,
@@ -115,9 +115,9 @@ class Server:
         """Goes on from what :meth:`states` returned; ``ids`` are those that clients have now, by earlier ones."""
         columns = self._rows.columns
         for name, rule in (("algorithm", self._algorithm), ("client_rule", self._rule)):
-            rule_state.load_sharded_state_dict(rule, states[name], columns, ids)
+            rule_state.load_state_dict(rule, states[name], columns, ids)
         for name, guard in self._options.named_guards.items():  # those that the states lack begin anew
-            rule_state.load_sharded_state_dict(guard, states["guards"].get(name, {}), columns, ids)
+            rule_state.load_state_dict(guard, states["guards"].get(name, {}), columns, ids)
         for part in self._stateful:
             rule_state.set_num_clients(part, self._num_clients)
         self.failures.skipped_rounds = states["skipped_rounds"]

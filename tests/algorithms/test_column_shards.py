@@ -94,8 +94,8 @@ def test_a_vector_of_another_length_is_no_row():
     with pytest.raises(
         ValueError, match=r"^KeepsLosses must hold .* found shape \[4\]: let what has another shape begin"
     ):
-        rule_state.sharded_state_dict(rule, Columns(Columns.cut(LAYOUT.numel, 3)))
-    assert same(rule_state.sharded_state_dict(rule, Columns.whole(LAYOUT.numel)), {"losses": torch.ones(4)})
+        rule_state.state_dict(rule, Columns(Columns.cut(LAYOUT.numel, 3)))
+    assert same(rule_state.state_dict(rule, Columns.whole(LAYOUT.numel)), {"losses": torch.ones(4)})
 
 
 def test_what_a_rule_of_somebody_else_does_not_say_is_not_known():

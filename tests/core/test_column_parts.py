@@ -54,16 +54,16 @@ def same(one, two):
 def test_any_number_of_processes_reads_what_any_number_has_written(tmp_path, before, after, clients):
     def written(columns):
         rule = filled(columns, clients)
-        found = rule_state.sharded_state_dict(rule, columns)
+        found = rule_state.state_dict(rule, columns)
         assert has_shards(found) == (before > 1)
         again = Method()
-        rule_state.load_sharded_state_dict(again, found, columns, {})
+        rule_state.load_state_dict(again, found, columns, {})
         assert same(rule_state.state_dict(again), rule_state.state_dict(rule)), "a fit goes on from its own columns"
         return full_state_dict(found)
 
     def read(columns):
         rule = Method()
-        rule_state.load_sharded_state_dict(rule, whole, columns, {})
+        rule_state.load_state_dict(rule, whole, columns, {})
         assert same(rule_state.state_dict(rule), rule_state.state_dict(filled(columns, clients)))
 
     first, *others = in_shards(TOTAL, before, written)
@@ -78,15 +78,13 @@ def test_any_number_of_processes_reads_what_any_number_has_written(tmp_path, bef
 
 def test_what_all_processes_have_alike_is_everything_else():
     columns = Columns(Columns.cut(TOTAL, 2), 1, lambda mine, sizes: [mine, mine])
-    found = without_shards(rule_state.sharded_state_dict(filled(columns, 3), columns))
+    found = without_shards(rule_state.state_dict(filled(columns, 3), columns))
     assert found["momentum"] is found["history"]["rows"] is found["counts"][4] is None
     assert same({name: found[name] for name in ("weights", "round")}, {"weights": {4: 0.5}, "round": 5})
-    assert isinstance(rule_state.sharded_state_dict(filled(columns, 3), columns)["pair"], ColumnShard)
+    assert isinstance(rule_state.state_dict(filled(columns, 3), columns)["pair"], ColumnShard)
 
 
 def test_clients_have_other_numbers_in_what_is_restored():
     columns, rule = Columns.whole(TOTAL), Method()
-    rule_state.load_sharded_state_dict(
-        rule, rule_state.sharded_state_dict(filled(columns, 3), columns), columns, {4: 7, 7: 4, 5: 1}
-    )
+    rule_state.load_state_dict(rule, rule_state.state_dict(filled(columns, 3), columns), columns, {4: 7, 7: 4, 5: 1})
     assert (sorted(rule.counts), rule.counts[7].dtype, 1 in rule.history) == ([4, 7], torch.uint8, True)

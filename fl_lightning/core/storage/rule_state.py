@@ -29,9 +29,16 @@ def declared(rule: object) -> dict[str, Declared[Any]]:
     return {name: entry for name, entry in found.items() if isinstance(entry, Declared)}
 
 
-def state_dict(rule: object) -> dict[str, Any]:
-    """What a checkpoint holds of a rule, by name, but for ``None``; memory is shared."""
-    return _states(rule, declared(rule))
+def state_dict(rule: object, columns: Columns | None = None) -> dict[str, Any]:
+    """What a checkpoint holds of a rule, by name, but for ``None``; memory is shared.
+
+    Tensors of which this process has some of the ``columns`` alone are marked as :class:`ColumnShard`.
+    """
+    entries = declared(rule)
+    states = _states(rule, entries)
+    if columns is None or len(columns.spans) == 1:
+        return states
+    return {name: entries[name].by_column(value, partial(shard_of, rule, columns)) for name, value in states.items()}
 
 
 def _states(rule: object, entries: Mapping[str, Declared[Any]]) -> dict[str, Any]:
@@ -45,19 +52,26 @@ def reset(rule: object) -> None:
         vars(rule).pop(name, None)
 
 
-def load_state_dict(rule: object, states: Mapping[str, Any]) -> None:
-    """Restores what :func:`state_dict` returned; what it lacks begins anew."""
-    entries = declared(rule)
+def load_state_dict(
+    rule: object, states: Mapping[str, Any], columns: Columns | None = None, ids: Mapping[int, int] | None = None
+) -> None:
+    """Restores what :func:`state_dict` returned, with ``columns`` also whole tensors; what it lacks begins anew.
+
+    ``ids`` are those that clients have now, by those that they had.
+    """
+
+    def mine(value: Any) -> Tensor:
+        if isinstance(value, ColumnShard):
+            return value.values
+        return columns.part(value) if columns is not None and value.shape[-1:] == (columns.total,) else value
+
+    entries, loaded = declared(rule), {}
     _only(rule, states, list(entries))
-    loaded = {name: entries[name].loaded(rule, value) for name, value in states.items()}
+    for name, value in states.items():
+        state = entries[name].renumbered(value, ids) if ids else value
+        loaded[name] = entries[name].loaded(rule, entries[name].by_column(state, mine))
     reset(rule)
     vars(rule).update(loaded)
-
-
-def renumbered(rule: object, states: Mapping[str, Any], ids: Mapping[int, int]) -> dict[str, Any]:
-    """What :func:`state_dict` returned where clients have other ids now, by those that they had."""
-    entries = declared(rule)
-    return {name: entries[name].renumbered(value, ids) if name in entries else value for name, value in states.items()}
 
 
 def renumbering(states: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[int, int], list[str]]:
@@ -82,10 +96,10 @@ def set_num_clients(rule: object, clients: int) -> None:
             value.set_num_clients(clients)
 
 
-def copy_with(rule: Rule, states: Mapping[str, Any]) -> Rule:
+def copy_with(rule: Rule, states: Mapping[str, Any], ids: Mapping[int, int] | None = None) -> Rule:
     """Another rule, as this one was when :func:`state_dict` returned these; this one stays as it is."""
     other = copy(rule)
-    load_state_dict(other, states)
+    load_state_dict(other, states, ids=ids)
     return other
 
 
@@ -214,12 +228,6 @@ class ColumnShard:
         return torch.stack(whole).view(shape) if first and whole else empty
 
 
-def sharded_state_dict(rule: object, columns: Columns) -> dict[str, Any]:
-    """What :func:`state_dict` returns, with tensors of which this process has some columns as :class:`ColumnShard`."""
-    whole = state_dict(rule)
-    return whole if len(columns.spans) == 1 else _by_column(rule, whole, partial(shard_of, rule, columns))
-
-
 def shard_of(rule: object, columns: Columns, value: Tensor) -> ColumnShard:
     """Marks a tensor of a rule; raises ValueError if it has another number of columns than the process."""
     if value.numel() > 0 and value.shape[-1:] != (columns.numel,):
@@ -229,24 +237,6 @@ def shard_of(rule: object, columns: Columns, value: Tensor) -> ColumnShard:
             "or say columnwise = False"
         )
     return ColumnShard(value, columns)
-
-
-def load_sharded_state_dict(rule: object, states: Mapping[str, Any], columns: Columns, ids: Mapping[int, int]) -> None:
-    """Restores what :func:`sharded_state_dict` returned, or whole tensors, for a process with these columns."""
-
-    def mine(value: Any) -> Tensor:
-        if isinstance(value, ColumnShard):
-            return value.values
-        return columns.part(value) if value.shape[-1:] == (columns.total,) else value
-
-    load_state_dict(rule, _by_column(rule, renumbered(rule, states, ids), mine))
-
-
-def _by_column(rule: object, states: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    entries = declared(rule)
-    return {
-        name: entries[name].by_column(value, change) if name in entries else value for name, value in states.items()
-    }
 
 
 def without_shards(state: Any) -> Any:

@@ -124,8 +124,8 @@ def personal_evaluation(
     else:
         try:
             trained = _laid_out(fit, module, layers)
-            own = rule_state.renumbered(rule, state["client_rule"], rule_state.renumbering(state, names)[0])
-            return PersonalEvaluation(module, device, rule_state.copy_with(rule, own).personal_model, layers, trained)
+            own = rule_state.copy_with(rule, state["client_rule"], rule_state.renumbering(state, names)[0])
+            return PersonalEvaluation(module, device, own.personal_model, layers, trained)
         except (FileNotFoundError, ValueError) as error:
             reason = str(error)
     rank_zero_warn(f"personal models are not evaluated with the checkpoint {trainer.ckpt_path}: {reason}")

@@ -148,7 +148,7 @@ def test_shares_of_the_columns_give_the_same_bits(name):
     def work(columns):
         own = GUARDS[name]()
         found = walk(own, [shared(cohort, columns) for cohort in cohorts])
-        return found, rule_state.sharded_state_dict(own, columns)
+        return found, rule_state.state_dict(own, columns)
 
     parts = in_shards(LAYOUT.numel, 3, work)
     for when, expected in enumerate(whole):
