@@ -21,10 +21,10 @@ from fl_lightning.lightning.names import LightningModule
 class ClientModule(LightningModule):
     """Local training of a plain network on batches ``(inputs, targets)``.
 
-    It logs ``val_loss`` and ``test_loss``, and each metric under the same two prefixes. Nothing is logged in training
-    unless asked for, because a log call in every step costs as much as the step of a small network.
+    It logs ``val_loss`` and ``test_loss``, and each metric under the same two prefixes. Nothing is logged in training,
+    because a log call in every step costs as much as the step of a small network: the strategy logs the mean loss.
 
-    Checkpoints hold the weights and the two plain settings ``num_classes`` and ``log_train_loss``; pass the rest again:
+    Checkpoints hold the weights and ``num_classes``; pass the rest again:
     ``ClientModule.load_from_checkpoint(path, net=net)``.
 
     Args:
@@ -35,7 +35,6 @@ class ClientModule(LightningModule):
         num_classes: adds ``val_acc`` and ``test_acc``, the accuracy of class scores ``[batch, num_classes, ...]``
             against class indices ``[batch, ...]``.
         metrics: further metrics of predictions and targets by name; each stage gets its own copy.
-        log_train_loss: log ``train_loss`` in every training step.
 
     Raises:
         ValueError: ``num_classes`` is below 2, or ``metrics`` uses a name that the module logs itself.
@@ -49,7 +48,6 @@ class ClientModule(LightningModule):
         lr_scheduler: Callable[[Optimizer], LRScheduler] | None = None,
         num_classes: int | None = None,
         metrics: Mapping[str, Metric] | None = None,
-        log_train_loss: bool = False,
     ) -> None:
         super().__init__()
         # Not by @checked: save_hyperparameters looks for the arguments of a subclass one frame further up.
@@ -59,7 +57,6 @@ class ClientModule(LightningModule):
         lr_scheduler = check("lr_scheduler of ClientModule", lr_scheduler, Callable[..., LRScheduler] | None)
         num_classes = check("num_classes of ClientModule", num_classes, int | None, Bounds(2))
         metrics = check("metrics of ClientModule", metrics, Mapping[str, Metric] | None)
-        log_train_loss = check("log_train_loss of ClientModule", log_train_loss, bool)
         # Networks and callables would be pickled into the checkpoint, which then no longer loads with weights_only.
         self.save_hyperparameters(ignore=["net", "loss", "optimizer", "lr_scheduler", "metrics"])
         measured = dict(metrics or {})
@@ -74,7 +71,6 @@ class ClientModule(LightningModule):
         self.num_classes = num_classes
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
-        self.log_train_loss = log_train_loss
         self.val_metrics = nn.ModuleDict({name: metric.clone() for name, metric in measured.items()})
         self.test_metrics = nn.ModuleDict({name: metric.clone() for name, metric in measured.items()})
 
@@ -92,9 +88,7 @@ class ClientModule(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss of a batch."""
         inputs, targets = _pair(batch)
-        loss = self.loss(self._scores(inputs), targets)
-        if self.log_train_loss:
-            self.log("train_loss", loss, batch_size=len(targets))
+        loss: Tensor = self.loss(self._scores(inputs), targets)
         return loss
 
     def federated_accuracy(self, batch: Any, batch_idx: int) -> Tensor:

@@ -79,13 +79,11 @@ def test_stages_do_not_share_metrics(net):
     assert len({id(metric) for metric in metrics}) == 3
 
 
-def test_no_log_call_in_training_unless_asked(net, monkeypatch):
+def test_no_log_call_in_training(net, monkeypatch):
     calls = []
     monkeypatch.setattr(ClientModule, "log", lambda self, name, *args, **kwargs: calls.append(name))
     quiet_trainer(max_epochs=1).fit(ClientModule(net), loader(digits_like()))
     assert calls == []
-    quiet_trainer(max_epochs=1).fit(ClientModule(net, log_train_loss=True), loader(digits_like()))
-    assert calls == ["train_loss"] * 3
 
 
 def test_the_scheduler_steps_once_per_epoch(net):
@@ -160,15 +158,14 @@ def test_checkpoints_load_with_weights_only_and_with_load_from_checkpoint(net, t
         loss=nn.CrossEntropyLoss(),
         optimizer=partial(torch.optim.Adam, lr=0.01),
         num_classes=3,
-        log_train_loss=True,
     )
     checkpoint = ModelCheckpoint(dirpath=tmp_path, filename="last")
     quiet_trainer(max_epochs=1, enable_checkpointing=True, callbacks=[checkpoint]).fit(module, loader(digits_like()))
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    assert saved["hyper_parameters"] == {"num_classes": 3, "log_train_loss": True}
+    assert saved["hyper_parameters"] == {"num_classes": 3}
     again = ClientModule.load_from_checkpoint(tmp_path / "last.ckpt", net=nn.Linear(5, 3), loss=nn.CrossEntropyLoss())
     torch.testing.assert_close(again.net.weight, net.weight)
-    assert again.log_train_loss is True
+    assert again.num_classes == 3
 
 
 # jsonargparse 4.43, which the extra allows, has instantiate_classes alone; later ones call it outdated.

@@ -78,8 +78,10 @@ def _number(kind: Callable[[str], float], least: float, most: float, words: str,
     return number
 
 
-_LARGEST = sys.float_info.max
 _count = partial(_number, int, 1, MOST, f"be between 1 and {MOST:,}")
+_seed = partial(_number, int, 0, math.inf, "not be negative")
+_rate = partial(_number, float, 5e-324, sys.float_info.max, "be a positive number")
+_seconds = partial(_number, float, 0, sys.float_info.max, "not be negative")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,42 +93,19 @@ def _parser() -> argparse.ArgumentParser:
         f"Methods: {', '.join(method_names())}.",
         allow_abbrev=False,
     )
-    parser.add_argument("--config", "-c", action="append", required=True, metavar="FILE", help="the project in YAML")
-    parser.add_argument(
-        "--methods", nargs="+", required=True, metavar="METHOD",
-        help='such as FedAvg "QFedAvg(q=2)" my_project.MyRule; the first is the reference',
-    )  # fmt: skip
-    parser.add_argument(
-        "--lr", nargs="+", type=partial(_number, float, 5e-324, _LARGEST, "be a positive number"),
-        help="learning rates to pick from; default the project's own",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seeds", nargs="+", type=partial(_number, int, 0, math.inf, "not be negative"), default=[3],
-        help="how many seeds (default 3), or several seeds",
-    )  # fmt: skip
-    parser.add_argument(
-        "--tuning-seeds", type=_count, metavar="N",
-        help="pick learning rates with the first N seeds; the others run with the picked one alone; default all",
-    )  # fmt: skip
-    parser.add_argument(
-        "--divisions", type=_count, default=1, metavar="N",
-        help="divide the data anew so often, each time for all seeds (default 1: as the project says)",
-    )  # fmt: skip
-    parser.add_argument("--metric", help="validation metric to compare; default the first where large values are good")
-    parser.add_argument(
-        "--select", choices=("mean", "worst_10"), default="mean",
-        help="pick learning rates by the mean over the clients (default), or by that of their worst tenth",
-    )  # fmt: skip
-    parser.add_argument(
-        "--bounds", choices=tuple(BOUNDS), default="both",
-        help="also train each client alone (local), and one model on all data together (pooled); default both",
-    )  # fmt: skip
-    parser.add_argument("--jobs", type=_count, default=1, help="runs at a time (default 1)")
-    parser.add_argument("--folder", type=Path, default=Path("comparison"), help="where results go (default comparison)")
-    parser.add_argument(
-        "--save-seconds", type=partial(_number, float, 0, _LARGEST, "not be negative"), default=60.0,
-        help="least seconds between a run's checkpoints (default 60)",
-    )  # fmt: skip
+    add = parser.add_argument
+    add("--config", "-c", action="append", required=True, metavar="FILE", help="the project in YAML")
+    add("--methods", nargs="+", required=True, help='such as FedAvg "QFedAvg(q=2)" my_project.MyRule; reference first')
+    add("--lr", nargs="+", type=_rate, help="learning rates to pick from; default the project's own")
+    add("--seeds", nargs="+", type=_seed, default=[3], help="how many seeds (default 3), or several seeds")
+    add("--tuning-seeds", type=_count, help="pick learning rates with the first so many seeds; default with all")
+    add("--divisions", type=_count, default=1, help="divide the data anew so often, each time for all seeds; default 1")
+    add("--metric", help="validation metric to compare; default the first where large values are good")
+    add("--select", choices=("mean", "worst_10"), default="mean", help="what of the clients to pick learning rates by")
+    add("--bounds", choices=tuple(BOUNDS), default="both", help="also train each client alone, one model on all data")
+    add("--jobs", type=_count, default=1, help="runs at a time (default 1)")
+    add("--folder", type=Path, default=Path("comparison"), help="where results go (default comparison)")
+    add("--save-seconds", type=_seconds, default=60.0, help="least seconds between a run's checkpoints (default 60)")
     return parser
 
 

@@ -5,26 +5,24 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import isnan
 from pathlib import Path
 from typing import Any
 
 from fl_lightning.arguments import TEXT, checked
-from fl_lightning.comparison.plan import STAGES, Measure, Plan, Run, picked_rates
+from fl_lightning.comparison.plan import Measure, Plan, Run, picked_rates
 from fl_lightning.comparison.table import filled, markdown, notes, section
 from fl_lightning.core.storage.files import write_text
 from fl_lightning.lightning.names import rank_zero_warn
 from fl_lightning.report import FitRecord, write_report
 from fl_lightning.report.conclusion import conclude
 from fl_lightning.report.gains import Gain, by_client, gain_tables, joining
-from fl_lightning.report.repetitions import Estimate
 from fl_lightning.report.runs_of_a_method import by_method
 from fl_lightning.report.tables import MethodSummary, summaries, summary_table
 
-FILES = ("table.md", "runs.csv", "clients.csv", "report.html")
+FILES = ("table.md", "runs.csv", "report.html")
 """What a comparison writes."""
 
 
@@ -112,7 +110,7 @@ class Comparison:
 
     @checked()
     def write(self, folder: str | Path) -> list[Path]:
-        """Writes ``table.md``, ``runs.csv``, ``clients.csv`` and ``report.html``.
+        """Writes ``table.md``, ``runs.csv`` and ``report.html``.
 
         The report needs plotly, which the extra ``report`` brings; it is left out where that is missing.
 
@@ -122,65 +120,41 @@ class Comparison:
         Returns:
             What was written.
         """
-        runs = _csv(map(self._run_row, self.plan.runs(self.learning_rates)))
-        texts = (f"{self._text(everything=True)}\n", runs, _csv(self._client_rows()))
-        written = [Path(folder) / name for name in FILES[:-1]]
-        for path, text in zip(written, texts, strict=True):
-            write_text(path, text)
+        table, runs, report = (Path(folder) / name for name in FILES)
+        write_text(table, f"{self._text(everything=True)}\n")
+        rows = [self._run_row(run) for run in self.plan.runs(self.learning_rates)]
+        file = io.StringIO()
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        for row in rows:  # NaN is not itself
+            writer.writerow({name: "" if value is None or value != value else value for name, value in row.items()})
+        write_text(runs, file.getvalue())
         try:
-            written.append(write_report(self.records, Path(folder) / FILES[-1]))
+            return [table, runs, write_report(self.records, report)]
         except ImportError as missing:
             rank_zero_warn(f"{FILES[-1]} is left out: {missing}")
-        return written
+            return [table, runs]
 
     def _summed(self, records: list[FitRecord]) -> list[MethodSummary]:
         found = self.measure
         return summaries(by_method(records), found.metric, found.reported_on, found.mode, self.plan.methods[0])
 
-    def _named(self, run: Run) -> dict[str, Any]:
-        picked = run.method in self.learning_rates and self.learning_rates[run.method] == run.learning_rate
-        return {
-            "method": run.method, "learning_rate": run.learning_rate, "division": run.division, "seed": run.seed,
-            "picked": int(picked),
-        }  # fmt: skip
-
     def _run_row(self, run: Run) -> dict[str, Any]:
         """A run, those that failed as well."""
-        record, measure = self.results.get(run), self.measure
-        (row,) = [MethodSummary("")] if record is None else self._summed([record])
-        picked = Estimate(), Estimate()
+        record, found = self.results.get(run), self.measure
+        row = picked = MethodSummary("")
         if record is not None:
-            (found,) = summaries(by_method([record]), measure.picked_by, "val", measure.mode)
-            picked = found.mean, found.worst_10
+            (row,) = self._summed([record])
+            (picked,) = summaries(by_method([record]), found.picked_by, "val", found.mode)
+        is_picked = run.method in self.learning_rates and self.learning_rates[run.method] == run.learning_rate
         return {
-            **self._named(run), "status": "failed" if record is None else "finished", "val_mean": picked[0].mean,
-            "val_worst_10": picked[1].mean, "mean": row.mean.mean, "worst_10": row.worst_10.mean,
-            "worst_client": row.worst_client, "worst": row.worst.mean, "angle": row.angle.mean,
-            "conflicts": row.conflicts, "seconds": row.seconds, "error": self.failures.get(run, ""),
+            "method": run.method, "learning_rate": run.learning_rate, "division": run.division, "seed": run.seed,
+            "picked": int(is_picked), "status": "failed" if record is None else "finished",
+            "val_mean": picked.mean.mean, "val_worst_10": picked.worst_10.mean, "mean": row.mean.mean,
+            "worst_10": row.worst_10.mean, "worst_client": row.worst_client, "worst": row.worst.mean,
+            "angle": row.angle.mean, "conflicts": row.conflicts, "seconds": row.seconds,
+            "error": self.failures.get(run, ""),
         }  # fmt: skip
-
-    def _client_rows(self) -> Iterable[dict[str, Any]]:
-        """Each client's values at the end of a finished run, stage by stage and metric by metric."""
-        for run in filter(self.results.__contains__, self.plan.runs(self.learning_rates)):
-            record = self.results[run]
-            for found in filter(None, map(record.last_values, STAGES)):
-                for metric, values in found.values.items():
-                    for client, samples, value in zip(found.client_ids, found.sizes, values, strict=True):
-                        yield {
-                            **self._named(run), "stage": found.stage, "client": client,
-                            "name": record.client_names[client], "samples": samples, "metric": metric, "value": value,
-                        }  # fmt: skip
-
-
-def _csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    file, writer = io.StringIO(), None
-    for row in rows:
-        if writer is None:
-            writer = csv.DictWriter(file, list(row), lineterminator="\n")
-            writer.writeheader()
-        missing = [name for name, value in row.items() if value is None or (isinstance(value, float) and isnan(value))]
-        writer.writerow({**row, **dict.fromkeys(missing, "")})
-    return file.getvalue()
 
 
 def _trained(record: FitRecord) -> dict[str, int]:

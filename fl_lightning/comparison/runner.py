@@ -72,9 +72,7 @@ class Runner:
         for division in (0, 1):
             one = replace(run, division=division)
             with self._logged(one):
-                data = self._build(one, bound_strategy(self.base, 1)).data
-                data.prepare_data()
-                data.setup("fit")
+                data = self._learner(one).federated
                 stages = [stage for stage in ("train", "val", "test") if is_overridden(f"{stage}_dataloader", data)]
                 loaders = [getattr(data, f"{stage}_dataloader")() for stage in stages]
                 each = [one for some in loaders for one in (some if isinstance(some, list) else [some])]

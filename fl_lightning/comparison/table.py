@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from math import isfinite
 
 from fl_lightning.arguments import listed
 from fl_lightning.comparison.plan import Measure, Plan, Run
-from fl_lightning.report.conclusion import LOCAL, POOLED
 from fl_lightning.report.number_formats import STAGES, plural, shortened
 from fl_lightning.report.tables import MethodSummary, Part, Table
 
@@ -63,14 +61,6 @@ def notes(
             + " Another division of the data may say something else: see divisions."
             * (plan.divisions == 1)
         )
-    if any(isfinite(row.angle.mean) for row in rows):
-        found.append("Angle: fairness angle in radians, 0 if all clients have the same value.")
-    found.append(
-        "Conflicts: share of a round's clients that the step works against. Time: of one run, evaluations included."
-    )
-    words = {LOCAL: "each client trains alone on its own data", POOLED: "one model is trained on all clients' data"}
-    bounds = [f"{row.method}: {words[row.bound]}" for row in rows if row.bound]
-    found += [f"Bounds: {'; '.join(bounds)}."] * bool(bounds)
     found += _edges(plan, rows)
     for row in rows:
         if row.repetitions < len(plan.repetitions):

@@ -186,11 +186,8 @@ def _needs(rule: Subject) -> None:
     for name, (needed, missing) in without.items():
         found = _error(rule.make(), replace(cohort, **missing))  # type: ignore[arg-type]
         rule.must(needed or not found, f"asks for {name} and does not say so in needs: {found}")
-        rule.must(
-            not needed or name in found,
-            f"must raise a ValueError that names {name} where it is missing, since its needs say so, found "
-            f"{found or 'a step'}",
-        )
+        words = f"must raise a ValueError that names {name} where it is missing, since its needs say so, found"
+        rule.must(not needed or name in found, f"{words} {found or 'a step'}")
 
 
 def _error(rule: ServerRule, cohort: Cohort) -> str:

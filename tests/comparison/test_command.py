@@ -57,7 +57,7 @@ def test_a_comparison_from_a_file(project, capsys):
     assert "[1/4] FedLF, lr 0.02, seed 4: test_acc mean 0." in printed.err
     lines = printed.out.splitlines()
     assert [line.split()[1] for line in lines[:4]] == ["method", "------", "FedLF", "pooled"]
-    assert "In comparison: table.md, runs.csv, clients.csv" in lines[-1]
+    assert "In comparison: table.md, runs.csv" in lines[-1]
     assert len(watched.rounds(project)) == 4 * 3
     assert {f"FedLFx3 0.02 {seed} 2" for seed in (4, 7)} <= set(watched.rounds(project))
     # What is on the command line goes over what is in the file, and another configuration is refused.

@@ -44,8 +44,8 @@ def without_seconds(text):
 
 
 def assert_same_results(one, other):
-    texts = [(folder / "clients.csv").read_text() for folder in (one, other)]
-    assert texts[0] == texts[1]
+    ends = [{f.name: files.read_run(f).evaluations for f in (folder / "runs").iterdir()} for folder in (one, other)]
+    assert ends[0] == ends[1]
     rows = [without_seconds((folder / "runs.csv").read_text()) for folder in (one, other)]
     assert rows[0] == rows[1]
     tables = [(folder / "table.md").read_text().split("\n\n")[0].splitlines() for folder in (one, other)]

@@ -49,7 +49,6 @@ def test_below_it_stands_what_one_has_to_know():
         "of 0.01, 0.1, each method has the one that is best by the mean over the clients of val_acc on validation data",
         "standard deviation over 3 seeds. + and -: better and worse than FedAvg; the 95 % interval",
         "The largest learning rate, 0.1, was picked for FedAvg, FedLF, local only, pooled: a larger one may be better.",
-        "local only: each client trains alone on its own data",
     ):
         assert sentence in words
     assert max(map(len, text.splitlines())) <= 120
@@ -109,10 +108,10 @@ def test_it_says_so_where_selection_and_report_use_the_same_data():
     assert "learning rates are picked and reported on the same data, and the numbers flatter all methods" in words
 
 
-def test_csv_files_have_a_row_per_run_and_per_client(tmp_path):
+def test_the_csv_file_has_a_row_per_run(tmp_path):
     failures = {Run("FedLF", 0.01, 2): "ValueError: no luck"}
     comparison = made(failures=failures)
-    assert {path.name for path in comparison.write(tmp_path)} >= {"table.md", "runs.csv", "clients.csv"}
+    assert {path.name for path in comparison.write(tmp_path)} >= {"table.md", "runs.csv"}
     rows = list(csv.DictReader(io.StringIO((tmp_path / "runs.csv").read_text())))
     assert len(rows) == len(PLAN) == 24
     by_run = {(row["method"], float(row["learning_rate"]), int(row["seed"])): row for row in rows}
@@ -123,9 +122,6 @@ def test_csv_files_have_a_row_per_run_and_per_client(tmp_path):
     assert (good["worst_client"], good["picked"], float(good["conflicts"])) == ("Dundee", "1", 0.25)
     assert by_run["FedAvg", 0.01, 1]["picked"] == "0"
     assert by_run["pooled", 0.1, 0]["conflicts"] == ""
-    clients = list(csv.DictReader(io.StringIO((tmp_path / "clients.csv").read_text())))
-    assert len(clients) == 23 * 2 * 4
-    assert {row["name"] for row in clients} == {"Aalborg", "Braga", "Cluj", "Dundee"}
     table, notes, conclusion, joining, first, best, other = str(comparison).split("\n\n")
     assert (first, other) == ("FedAvg: 3 better off, 1 worse off", "FedLF: 4 better off")
     assert "| Dundee  | 0.510 | 0.410   | -0.100 ± 0.000 | worse off     |" in best

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fl_lightning.arguments import Bounds, Example, checked
+from fl_lightning.arguments import Example, checked
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.lightning.logged_values import hand_over, run_folder
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer
@@ -22,7 +22,7 @@ _SUMMARY = {
     "mean": "mean", "weighted_mean": "weighted mean", "std": "std", "angle": "angle (rad)", "worst_5": "worst 5 %",
     "worst_10": "worst 10 %", "best_5": "best 5 %", "best_10": "best 10 %", "min": "min", "max": "max",
 }  # fmt: skip
-_SHOWN_EACH_END = 10
+_LISTED, _ENDS = 40, 10  # clients that are all listed, and of more so many at each end
 _FEW = 10
 """Samples: a client with fewer is noted, because one of its samples moves its accuracy by more than a tenth."""
 
@@ -40,17 +40,16 @@ class ClientTable(Callback):
 
     Args:
         dirpath: folder of the file; by default that of the first logger's run. Without either no file is written.
-        max_clients: above this number the printed table is cut to the worst and best 10 clients.
         artifact: whether loggers that keep files and texts get the table.
 
     Raises:
-        ValueError: ``max_clients`` is below 2; later, if ``clients.csv`` is a file of some other kind.
+        ValueError: in a fit, ``clients.csv`` is a file of some other kind.
     """
 
-    @checked(max_clients=Bounds(2))
-    def __init__(self, dirpath: str | Path | None = None, max_clients: int = 40, artifact: bool = True) -> None:
+    @checked()
+    def __init__(self, dirpath: str | Path | None = None, artifact: bool = True) -> None:
         self.dirpath = None if dirpath is None else Path(dirpath)
-        self.max_clients, self.artifact = max_clients, artifact
+        self.artifact = artifact
         self._fresh = False
         self._tail: tuple[Path, int] | None = None  # file and round of the last rows that this fit wrote
         self._written: tuple[Path, EvaluationRecord] | None = None  # what loggers have not got yet
@@ -80,13 +79,13 @@ class ClientTable(Callback):
         record = evaluation(trainer, self, "test")
         if record is not None:
             self._write(trainer, record)
-            trainer.print(format_client_table(record, self.max_clients))
+            trainer.print(format_client_table(record))
             self._hand_over(trainer)
 
     def _hand_over(self, trainer: Trainer) -> None:
         if self.artifact and self._written is not None:
             path, record = self._written
-            text = format_client_table(record, self.max_clients)
+            text = format_client_table(record)
             hand_over(trainer, path, f"clients/{record.stage}", text, record.round)
         self._written = None
 
@@ -111,34 +110,30 @@ class ClientTable(Callback):
             self._tail = (path, record.round)
 
 
-@checked(record=Example("strategy.last_evaluation after a validation or a test"), max_clients=Bounds(2))
-def format_client_table(record: EvaluationRecord, max_clients: int = 40) -> str:
+@checked(record=Example("strategy.last_evaluation after a validation or a test"))
+def format_client_table(record: EvaluationRecord) -> str:
     """Lays out the clients' values and their summary as aligned plain text.
 
     Where 5 % of the clients are one, that is the worst or best client, who has the least and the largest value. Clients
-    with fewer than 10 samples are noted below.
+    with fewer than 10 samples are noted below. Of more than 40 clients, the worst 10 and the best 10 are listed by the
+    first metric where larger is better (or else the first), of the clients' own models if they have any, without
+    clients that have no value of it.
 
     Args:
         record: an evaluation.
-        max_clients: with more clients than this only the worst 10 and best 10 are listed, ordered by the first metric
-            where larger is better (or else the first), of the clients' own models if they have any; clients without a
-            value for it are not among them.
 
     Returns:
         Lines without a final line break.
-
-    Raises:
-        ValueError: ``max_clients`` is below 2.
     """
     title = f"{record.stage} after {plural(record.round, 'round')}: {len(record.client_ids)} clients"
     names = list(record.values)
     if not record.client_ids or not names:
         return f"{title}, no values"
     shown: list[int | None] = list(range(len(record.client_ids)))
-    if len(shown) > max_clients:
+    if len(shown) > _LISTED:
         metric = next((name for name in names if record.mode(name) == "max"), names[0])
         metric = own if (own := f"personal/{metric}") in names else metric
-        shown = _both_ends(record.ranking(metric), max_clients)
+        shown = _both_ends(record.ranking(metric))
         title += f", the worst and the best by {metric}"
     rows, one_class = [["client", "samples", *names]], {c for some in record.one_class.values() for c in some}
     for index in shown:
@@ -194,15 +189,14 @@ def _notes(record: EvaluationRecord) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    rest = len(names) - _SHOWN_EACH_END
-    return ", ".join(names[:_SHOWN_EACH_END]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - _ENDS
+    return ", ".join(names[:_ENDS]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _both_ends(values: Tensor, max_clients: int) -> list[int | None]:
+def _both_ends(values: Tensor) -> list[int | None]:
     """Indices of the worst and the best clients from worst to best, ``None`` where clients are left out between."""
     ranked: list[int | None] = [int(index) for index in values.argsort(stable=True) if not values[index].isnan()]
-    each = min(_SHOWN_EACH_END, max_clients // 2)
-    return ranked if len(ranked) <= 2 * each else [*ranked[:each], None, *ranked[-each:]]
+    return ranked if len(ranked) <= 2 * _ENDS else [*ranked[:_ENDS], None, *ranked[-_ENDS:]]
 
 
 def _number(value: float) -> str:
