@@ -199,8 +199,6 @@ def test_bad_calls():
             made.indices(client_id)
     with pytest.raises(ValueError, match="batch_size must be positive, found 0"):
         made.batches(0, seed=0, batch_size=0)
-    with pytest.raises(ValueError, match="batch_size of LoaderSettings must be a positive integer, found -1"):
-        LoaderSettings(batch_size=-1)
 
 
 @pytest.mark.parametrize(
@@ -213,16 +211,12 @@ def test_bad_calls():
         ([[0.5]], r"parts\[0\] must be a vector of integers, found \[0.5\]"),
         ([torch.ones(20, dtype=torch.bool)], r"found a tensor of torch.bool and shape \[20\]"),
         ([[0], torch.zeros(2, 2, dtype=torch.int64)], r"parts\[1\].*\[2, 2\]"),
+        (ClientIndices([[0]], 21), "made for the dataset's 20 samples, found 21"),
     ],
 )
 def test_bad_parts(parts, match):
     with pytest.raises(ValueError, match=match):
         loaders(parts=parts)
-
-
-def test_compact_parts_must_fit_the_dataset():
-    with pytest.raises(ValueError, match="made for the dataset's 20 samples, found 21"):
-        loaders(parts=ClientIndices([[0]], 21))
 
 
 def test_shared_parts_are_stored_once():

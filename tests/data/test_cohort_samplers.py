@@ -94,12 +94,6 @@ def test_availability_takes_whoever_is_there():
     ("make", "match"),
     [
         (lambda: AvailabilitySampler(1.5), "availability of AvailabilitySampler must be .*, found 1.5"),
-        (
-            lambda: AvailabilitySampler(0.5, -0.1),
-            "drop_out of AvailabilitySampler must be a number from 0 to 1 or a sequence that is not empty, found -0.1",
-        ),
-        (lambda: AvailabilitySampler(float("nan")), "availability"),
-        (lambda: AvailabilitySampler([]), "availability"),
         (lambda: AvailabilitySampler([0.5, 0.5]).select(0, 1, SIZES, 0), r"one per client \(6\), found 2"),
         (lambda: UniformSampler().select(0, 7, SIZES, 0), "cohort_size must lie between 1 and the 6 clients, found 7"),
         (lambda: SizeWeightedSampler().select(0, 0, SIZES, 0), "found 0"),

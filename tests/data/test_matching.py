@@ -87,14 +87,18 @@ def test_ties_do_not_favour_low_ids():
 
 
 def test_bad_arguments():
-    labels, parts = torch.tensor([0, 1]), [torch.tensor([0]), torch.tensor([1])]
-    with pytest.raises(ValueError, match="train_parts must hold at least one client"):
-        matched_split(labels, [], labels, 0)
-    with pytest.raises(ValueError, match=r"eval_labels must be a vector of integers, found a tensor of torch\.float32"):
-        matched_split(labels, parts, labels.float(), 0)
-    with pytest.raises(ValueError, match="train_labels"):
-        matched_split(labels[None], parts, labels, 0)
-    assert [len(part) for part in matched_split(labels, parts, torch.tensor([]).long(), 0)] == [0, 0]
+    labels, parts, none = torch.tensor([0, 1]), [torch.tensor([0]), torch.tensor([1])], torch.tensor([]).long()
+    for arguments, match in (
+        ((labels, [], labels), "train_parts must hold at least one client"),
+        (
+            (labels, parts, labels.float()),
+            r"eval_labels must be a vector of integers, found a tensor of torch\.float32",
+        ),
+        ((labels[None], parts, labels), "train_labels"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            matched_split(*arguments, 0)
+    assert [len(part) for part in matched_split(labels, parts, none, 0)] == [0, 0]
 
 
 def test_a_large_client_gives_as_many_small_ones_a_sample_as_it_can():

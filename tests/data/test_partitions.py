@@ -24,24 +24,14 @@ def dirichlet(labels, clients, alpha, seed, min_size=1, capped=False):
     return fd.Dirichlet(clients, alpha, min_size, capped).split(labels, seed)
 
 
-def dirichlet_classes(labels, clients, alpha, seed):
-    return fd.DirichletClasses(clients, alpha).split(labels, seed)
+def of(kind):
+    """A partition by the arguments of its class, after the labels and before the seed."""
+    return lambda labels, *arguments: kind(*arguments[:-1]).split(labels, arguments[-1])
 
 
-def pathological(labels, clients, each, seed):
-    return fd.Pathological(clients, each).split(labels, seed)
-
-
-def shards(labels, clients, each, seed):
-    return fd.Shards(clients, each).split(labels, seed)
-
-
-def mutex(labels, clients, seed):
-    return fd.Mutex(clients).split(labels, seed)
-
-
-def unbalanced(labels, groups, seed):
-    return fd.Unbalanced(groups).split(labels, seed)
+dirichlet_classes, pathological, shards, mutex, unbalanced = map(
+    of, (fd.DirichletClasses, fd.Pathological, fd.Shards, fd.Mutex, fd.Unbalanced)
+)
 
 
 def by_key(keys):
@@ -104,7 +94,7 @@ def test_capped_dirichlet_gives_nothing_more_to_those_who_have_their_part(client
 
 @pytest.mark.parametrize("divide", [dirichlet, dirichlet_classes])
 def test_dirichlet_deals_the_samples_of_a_class_in_random_order(divide):
-    parts = divide(torch.zeros(200, dtype=torch.int64), 2, alpha=100.0, seed=0)
+    parts = divide(torch.zeros(200, dtype=torch.int64), 2, 100.0, 0)
     assert all(int(part.max() - part.min()) > 150 for part in parts)
 
 
