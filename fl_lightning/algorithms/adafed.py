@@ -17,7 +17,7 @@ from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Needs, StepReport
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.ops.live_rows import row_norms
+from fl_lightning.ops.rows import row_norms
 
 DEPENDENT = 1e-10  # an update is a combination of others if this share of its square at most is not theirs
 

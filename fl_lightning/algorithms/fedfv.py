@@ -27,7 +27,7 @@ from fl_lightning.algorithms.records import Needs, Reading, StepReport
 from fl_lightning.arguments import DEVICE, Bounds, check_unused, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.seeding import derive_seed
-from fl_lightning.ops.live_rows import row_norms
+from fl_lightning.ops.rows import row_norms
 
 ProjectingOrder: TypeAlias = Literal["loss", "random", "reversed"]
 """In which order updates are projected off those of others: the largest loss last, as drawn, the smallest loss last."""

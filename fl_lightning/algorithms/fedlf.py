@@ -34,7 +34,7 @@ from fl_lightning.arguments import DEVICE, FILLED, Bounds, checked, trusted
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import LayerSpec
 from fl_lightning.core.storage.per_client import per_client
-from fl_lightning.ops.live_rows import row_norms
+from fl_lightning.ops.rows import row_norms
 
 FAIR_ENOUGH = math.pi / 16  # radians between losses and (1, ..., 1): theta of FedMDFG
 MIN_DESCENT = 0.9  # of the descent of the mean loss, which the fair-driven row must leave

@@ -27,7 +27,7 @@ from fl_lightning.algorithms.records import Federation, Needs, Reading, StepRepo
 from fl_lightning.arguments import DEVICE, Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.storage.per_client import per_client
-from fl_lightning.ops.live_rows import row_norms
+from fl_lightning.ops.rows import row_norms
 
 
 class FedMDFG(RemembersRows):

@@ -21,7 +21,7 @@ from fl_lightning.core.modules import still_parameters
 from fl_lightning.core.tensors import aligned, memory_of, not_finite, span_of
 from fl_lightning.lightning.module.snapshot import ModuleSnapshot
 from fl_lightning.lightning.optimizers import trained_names
-from fl_lightning.ops.dtypes import accumulation_device
+from fl_lightning.ops.rows import accumulation_device
 
 
 class BoundParameters:

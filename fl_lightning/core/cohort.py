@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_lightning.arguments import ANY, FILLED, Bounds, check, checked, shown
 from fl_lightning.core.updates import UpdateMatrix
-from fl_lightning.ops.dtypes import accumulation_device
+from fl_lightning.ops.rows import accumulation_device
 
 
 @checked(

@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_lightning import ops
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.updates import Columns, UpdateMatrix
-from fl_lightning.ops.dtypes import accumulation_device, rounded
+from fl_lightning.ops.rows import accumulation_device, rounded
 
 _CPU_COLUMNS, _DEVICE_COLUMNS = 1 << 16, 1 << 22
 """Columns at a time: so few that they stay in a processor's cache, or so many that a device does not wait for calls."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from fl_lightning import ops
 from fl_lightning.arguments import checked, trusted
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.ops.dtypes import accumulation_device
+from fl_lightning.ops.rows import accumulation_device
 from fl_lightning.ops.slices import add_tree, slice_columns, subtrees
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.ops._active_set import Floats, search
-from fl_lightning.ops.live_rows import live_rows, row_norms
+from fl_lightning.ops.rows import live_rows, row_norms
 
 _CHUNK = 1 << 22  # elements of the tableaus searched at once: 32 MiB
 _ENOUGH = 1e-11  # an excess that only matrices with a negative eigenvalue leave

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fl_lightning.arguments import TEXT, checked
 from fl_lightning.ops import _extension, _gram_problems, _reference
-from fl_lightning.ops.dtypes import accumulation_device
+from fl_lightning.ops.rows import accumulation_device
 
 
 class _Op(NamedTuple):

@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fl_lightning.ops.dtypes import accumulation_device, rounded
+from fl_lightning.ops.rows import accumulation_device, rounded
 from fl_lightning.ops.slices import add_tree, slice_columns
 
 _CPU_BLOCK = 1 << 18  # elements of a float64 block: 2 MiB, about a core's share of cache

@@ -10,7 +10,7 @@ from qp_cases import shortest_point
 from fl_lightning.algorithms import FedLF, FedMDFG
 from fl_lightning.algorithms._shared.rows import fair_weights, loss_angle, rounding_error
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.ops.live_rows import row_norms
+from fl_lightning.ops.rows import row_norms
 
 
 def vector(*values):

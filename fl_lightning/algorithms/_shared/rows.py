@@ -20,7 +20,7 @@ from fl_lightning.algorithms.records import Federation, Reads, StepReport
 from fl_lightning.arguments import check_unused
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.storage.row_history import RowHistory, row_history
-from fl_lightning.ops.live_rows import live_rows as live_rows_beside
+from fl_lightning.ops.rows import live_rows as live_rows_beside
 
 ZERO_ROW = 1e-8  # a row this much shorter than the median online one counts as zero
 ZERO_DIRECTION = 1e-4  # a direction this much shorter than the rows counts as zero

@@ -6,8 +6,13 @@ from __future__ import annotations
 from fl_lightning.algorithms.attacks.base import Attack, dishonest_clients
 from fl_lightning.algorithms.attacks.colluding import ALIE, InnerProductManipulation
 from fl_lightning.algorithms.attacks.labels import LabelFlip, TargetedScaling
-from fl_lightning.algorithms.attacks.reports import FalseReports
-from fl_lightning.algorithms.attacks.updates import RandomModels, RandomUpdates, ScaledUpdates, ZeroUpdates
+from fl_lightning.algorithms.attacks.updates import (
+    FalseReports,
+    RandomModels,
+    RandomUpdates,
+    ScaledUpdates,
+    ZeroUpdates,
+)
 
 __all__ = [
     "ALIE",

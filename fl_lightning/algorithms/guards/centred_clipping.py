@@ -15,7 +15,7 @@ from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.storage.declared import server_state
 from fl_lightning.core.updates import UpdateMatrix
-from fl_lightning.ops.dtypes import accumulation_device
+from fl_lightning.ops.rows import accumulation_device
 
 
 class CentredClipping(Guard):

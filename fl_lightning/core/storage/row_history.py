@@ -16,7 +16,7 @@ from fl_lightning.arguments import checked
 from fl_lightning.core.storage.declared import Container, Extent, named
 from fl_lightning.core.tensors import empty_rows, first_rows
 from fl_lightning.core.updates import UpdateMatrix
-from fl_lightning.ops.dtypes import accumulation_device
+from fl_lightning.ops.rows import accumulation_device
 
 
 def moved(small: Tensor, beside: Tensor) -> Tensor:
