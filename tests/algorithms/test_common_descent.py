@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 import torch
 from algorithm_cohorts import SIZES, make_cohort, random_rows
+from cases import in_turn
+from cohort_families import FAMILIES, rounds_of
 from qp_cases import shortest_point
 
-from fl_lightning.algorithms import FedLF, FedMDFG
+from fl_lightning.algorithms import FedLF, FedMDFG, FedMGDAPlus
 from fl_lightning.algorithms._shared.rows import fair_weights, loss_angle, rounding_error
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.ops.rows import row_norms
@@ -128,3 +130,25 @@ def test_a_layer_of_like_clients_is_seen_in_the_whole():
         lone.aggregate(make_cohort(part, [1.0, 2.0, 3.0, 4.0], layout=ParamLayout.from_sizes([part.shape[1]])))
         squares += (lone.report.scalars["direction_ratio"] * float(part.mean(0).norm())) ** 2
     assert rule.report.scalars["direction_ratio"] == pytest.approx(squares**0.5 / float(rows.mean(0).norm()))
+
+
+DESCENTS = {
+    "FedMGDAPlus": lambda: FedMGDAPlus(epsilon=1.0),
+    "FedMDFG": lambda: FedMDFG(theta=0.01),
+    "FedLF": FedLF,
+    "FedLF-needed": lambda: FedLF(fair_row="needed"),
+    "FedLF-raw": lambda: FedLF(reading="paper"),
+}
+
+
+@pytest.mark.parametrize(("family", "m"), in_turn(FAMILIES, (2, 3, 5)))
+@pytest.mark.parametrize("name", DESCENTS)
+def test_nobody_conflicts_in_the_model_or_in_a_block(name, family, m):
+    """Also where rows outnumber columns, so that many depend on each other."""
+    layout = ParamLayout.from_sizes((3, 1, 4))
+    for cohort in rounds_of(family, m, 7, 8, m, layout=layout):
+        rule = DESCENTS[name]()
+        step, rows = rule.aggregate(cohort), cohort.updates.rows
+        blocks = getattr(rule, "blocks", None) or (((k,) for k in range(3)) if isinstance(rule, FedLF) else ())
+        for part in (slice(None), *(slice(layout.layer_starts[b[0]], layout.layer_starts[b[-1] + 1]) for b in blocks)):
+            assert (rows[:, part] @ step[part] >= -1e-13 * rows.norm(dim=1) * step.norm()).all()

@@ -4,10 +4,9 @@ import copy
 import pytest
 import torch
 from client_rounds import WIDTH, Net, Rounds, assign, by_rule, client_data, descend, flat, lost, partial
-from method_fits import FailsInRoundOne, assert_resumes, assert_same, fit_method, trained
+from method_fits import assert_same, fit_method, trained
 from support import (
     CLASSES,
-    FEATURES,
     Blobs,
     Classifier,
     Manual,
@@ -22,7 +21,6 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
 from fl_lightning.algorithms import Ditto, FedAvg, FedLF
-from fl_lightning.core.storage import rule_state
 
 LAM, LR = 0.6, 0.2
 
@@ -187,31 +185,6 @@ def test_a_checkpoint_without_the_personal_models_is_evaluated_without(tmp_path)
         assert not evaluated(trainer, fresh(norm=True), files)
 
 
-class Measured(fl.ClientModule):
-    """The package's own module logs torchmetrics objects."""
-
-    def __init__(self):
-        net = torch.nn.Sequential(torch.nn.Linear(FEATURES, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, CLASSES))
-        super().__init__(net, num_classes=CLASSES)
-
-
-@pytest.mark.fit
-def test_metrics_and_statistics_of_the_global_model_are_left_alone():
-    ours, strategy = fit_method(Ditto(), module=fresh(Measured))
-    plain, other = fit_method(FedAvg("uniform"), module=fresh(Measured))
-    assert torch.equal(weights(ours), weights(plain))
-    assert torch.equal(strategy.last_evaluation.values["val_acc"], other.last_evaluation.values["val_acc"])
-    assert not torch.equal(
-        strategy.last_evaluation.values["personal/val_acc"], strategy.last_evaluation.values["val_acc"]
-    )
-    assert ours.trainer.callback_metrics["val_acc"] == plain.trainer.callback_metrics["val_acc"]
-
-
-@pytest.mark.fit
-def test_a_fit_with_files_resumes_bit_for_bit(tmp_path):
-    assert_resumes(lambda: Ditto(directory=str(tmp_path / "own")), tmp_path)
-
-
 @pytest.mark.fit
 def test_files_of_the_last_checkpoints_stay(tmp_path):
     make = lambda: Ditto(directory=str(tmp_path / "own"))  # noqa: E731
@@ -230,15 +203,6 @@ def test_files_of_the_last_checkpoints_stay(tmp_path):
 
 
 @pytest.mark.fit
-def test_adam_needs_a_personal_step_size():
-    module = fresh(Classifier, optimizer="Adam", lr=0.01)
-    with pytest.raises(ValueError, match="needs the clients' learning rate"):
-        fit_method(Ditto(), 1, module=module)
-    module, strategy = fit_method(Ditto(personal_lr=0.1), 1, module=fresh(Classifier, optimizer="Adam", lr=0.01))
-    assert len(strategy.client_rule.own) == 4
-
-
-@pytest.mark.fit
 def test_refused():
     with pytest.raises(
         ValueError, match=r"Ditto trains personal models .* Manual.training_step, which optimizes manually"
@@ -250,17 +214,6 @@ def test_refused():
 def test_a_personal_model_that_diverges_is_named():
     with pytest.raises(fl.ClientError, match="personal model of client 0 diverged: lower personal_lr or lam"):
         fit_method(Ditto(lam=1e30, personal_lr=1e30), 1, clients_per_round=6, local_epochs=2)
-
-
-@pytest.mark.filterwarnings("ignore:round .* had no usable report")
-@pytest.mark.fit
-def test_a_dropped_client_keeps_its_model():
-    strategy = fl.FederatedStrategy(Ditto(), on_client_error="drop", seed=1)
-    with pytest.warns(UserWarning, match="left out of round 1"):
-        quiet_trainer(strategy, 2).fit(fresh(FailsInRoundOne), federated_blobs())
-    before = fl.FederatedStrategy(Ditto(), seed=1)
-    quiet_trainer(before, 1).fit(fresh(FailsInRoundOne), federated_blobs())
-    assert_same(rule_state.state_dict(before.client_rule), rule_state.state_dict(strategy.client_rule))
 
 
 @pytest.mark.fit

@@ -6,7 +6,7 @@ import pytest
 import torch
 from algorithm_cohorts import COLUMNS, make_cohort, random_rows
 from client_rounds import Net, Rounds, client_data
-from method_fits import assert_resumes, fit_method
+from method_fits import fit_method
 from support import Classifier, fresh
 
 import fl_lightning as fl
@@ -82,11 +82,6 @@ def gaps_after(method):
 def test_the_spread_of_gaps_falls_below_that_of_the_plain_mean():
     fair, plain = gaps_after(EAGLE(3.0)), gaps_after(EAGLE(0.0))
     assert fair < 0.95 * plain, (fair, plain)
-
-
-@pytest.mark.fit
-def test_resumes(tmp_path):
-    assert_resumes(lambda: EAGLE(alone_epochs=2, alone_lr=0.1), tmp_path)
 
 
 def test_what_does_not_fit_is_refused():

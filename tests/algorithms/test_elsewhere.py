@@ -15,6 +15,7 @@ from fl_lightning import algorithms as fl
 from fl_lightning import attacks
 from fl_lightning.algorithms.base import overrides
 from fl_lightning.algorithms.differential_privacy import DifferentialPrivacy
+from fl_lightning.core.layout import ParamLayout
 
 EVERYBODY = tuple(range(4))
 CLIENTS = {
@@ -33,7 +34,8 @@ CLIENTS = {
     "FairFed-dp": lambda: fl.FairFed(notion="dp"),
     "FedHEAL-few": lambda: fl.FedHEAL(tau=0.9),
 }
-LOOKS = {"FedAvg": 1, "FedLF": 1, "FedMDFG": 1, "FedFV": 1, "FedMGDAPlus": 1, "QFedAvg": 2}  # at the device, per step
+LOOKS = dict.fromkeys(("FedAvg", "FedMDFG", "FedFV", "FedMGDAPlus"), 1) | {"QFedAvg": 2}  # at the device, per step
+LOOKS |= dict.fromkeys((name for name in RULES if name.startswith("FedLF")), 1)
 PRIVATE = {
     "central": lambda: DifferentialPrivacy(0.1, 1.0, seed=3, uncovered="allow"),
     "local": lambda: DifferentialPrivacy(0.1, 1.0, "local", seed=3, uncovered="allow"),
@@ -69,6 +71,32 @@ def test_server_rules(name):
         if name in LOOKS:
             assert (len(device.reads), device.waits) == (LOOKS[name], [])
             device.reads.clear()
+
+
+@pytest.mark.parametrize("equalise", [True, False])
+def test_fedlf_looks_again_where_a_layer_has_no_direction(equalise):
+    """The device has the step before the CPU waits, and a second one only where the CPU has solved the layers."""
+    flagged = merged = usual = 0
+    for sizes, m, losses in (((2, 1, 12, 1, 3), 4, None), ((2, 30, 20), 3, None), ((20, 0, 30), 3, [1.0] * 3)):
+        layout, device = ParamLayout.from_sizes(sizes), RemoteDevice()
+        here, there = (fl.FedLF(reading="library" if equalise else "paper") for _ in range(2))
+        for cohort in sampled_rounds(8, 6, m, 3, n=sum(sizes), layout=layout):
+            cohort = cohort if losses is None else make_cohort(cohort.updates.rows, losses, layout=layout)
+            want = here.aggregate(cohort)
+            with device:
+                step = there.aggregate(elsewhere(device, cohort))
+            torch.testing.assert_close(device.get(step), want, rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(there.report.weights, here.report.weights, rtol=1e-9, atol=1e-12)
+            assert (there.report.flagged, there.report.scalars) == (here.report.flagged, here.report.scalars)
+            again = here.report.flagged or here.report.scalars["merged_layers"] > 0
+            assert (len(device.reads) > 1, device.waits) == (again, [])
+            queued = device.calls.index("synchronize") - 1
+            assert "combine" in device.calls[queued]
+            assert device.calls[queued + 1 :].count(device.calls[queued]) == again
+            flagged, merged = flagged + here.report.flagged, merged + (here.report.scalars["merged_layers"] > 0)
+            usual += not again
+            device.calls.clear(), device.reads.clear()
+    assert min(flagged, merged, usual) > 0
 
 
 def trained(client, device=None):

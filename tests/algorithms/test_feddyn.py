@@ -4,7 +4,6 @@ import copy
 import pytest
 import torch
 from client_rounds import Net, Rounds, assign, by_rule, client_data, descend, flat, lost, partial
-from method_fits import fit_method, trained
 
 from fl_lightning.algorithms import FedAvg, FedDyn, FedHEAL
 from fl_lightning.core.storage import rule_state
@@ -70,14 +69,3 @@ def test_restored_state_of_another_model_is_refused():
     rule_state.load_state_dict(client, {"h": torch.ones(5)})
     with pytest.raises(ValueError, match="numbers, found 5 in the checkpoint"):
         Rounds(FedAvg(), client, data)
-
-
-# ---- in a trainer
-
-
-@pytest.mark.fit
-def test_borrowed_half_is_the_whole_method():
-    assert torch.equal(trained(FedDyn(0.1)), trained(FedAvg("uniform"), client=FedDyn(0.1)))
-    module, strategy = fit_method(FedHEAL(), client=FedDyn(0.1), rounds=4)
-    assert all(p.isfinite().all() for p in module.parameters())
-    assert len(strategy.client_rule.h_i) > 3

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every Gram-space rule against its vector form, given the same weights; and the weights against their objective.
-
-A weight vector is not unique where rows depend on each other, and a direction much shorter than its rows has few
-digits. So the vector form takes the weights that the rule found, for the hull that it builds itself from vectors. The
-weights are judged apart: by their objective on that hull, against enumeration and an interior-point solver.
-"""
+"""Every Gram-space rule against its vector form, where the direction is not so short that few of its digits count."""
 
 import math
 
@@ -17,59 +12,10 @@ from algorithm_cohorts import make_cohort, switched
 from cases import pairwise
 from cohort_families import FAMILIES, LAYOUT, rounds_of
 
-from fl_lightning import ops
 from fl_lightning.algorithms import FedFV, FedLF, FedMDFG, FedMGDAPlus
-from fl_lightning.ops import _gram_problems
 
 SCALES = (1e-12, 1.0, 1e12)
 COHORTS = [(1, 1), (1, 4), (3, 3), (3, 7), (5, 9)]
-
-
-class Replay:
-    """Remembers the weights that a rule found, and gives them to a vector form.
-
-    The compiled ``common_descent`` tells no weights, so that its reference takes its place.
-    """
-
-    def __init__(self, monkeypatch):
-        self.found, self.used = [], []
-
-        def record(gram):
-            found = ops.min_norm(gram)
-            self.found += zip(gram.numpy(), found[0].numpy(), strict=True)
-            return found
-
-        def descend(gram, online, scale=None, weights=None, **bounds):
-            return _gram_problems.common_descent(gram, online, scale, weights, **bounds)
-
-        monkeypatch.setattr(_gram_problems, "min_norm", record)
-        monkeypatch.setattr(ops, "common_descent", descend)
-
-    def __call__(self, vectors):
-        first = next(v for v in vectors if v is not None)  # a row left out of the hull repeats one that is not
-        full = np.stack([first if v is None else v for v in vectors])
-        own = full @ full.T
-        own /= np.trace(own) / len(own)
-        norms = np.sqrt(np.outer(np.diag(own), np.diag(own)))
-        distances = [
-            np.abs(gram / (np.trace(gram) / len(gram)) - own).max() if len(gram) == len(own) else np.inf
-            for gram, _ in self.found
-        ]
-        nearest = int(np.argmin(distances))
-        assert distances[nearest] <= 1e-9 * norms.max(), "the rule solved another hull"
-        lam = self.found[nearest][1]
-        self.used.append((own, lam))
-        return lam @ full
-
-    def judge(self):
-        """The hulls have a mean diagonal of 1."""
-        for gram, lam in self.used:
-            least = qp_cases.independent(gram)
-            if len(gram) <= 10:
-                least = min(least, qp_cases.enumerate_supports(gram))
-            assert lam.min() >= 0
-            assert abs(lam.sum() - 1) <= 1e-12
-            assert lam @ gram @ lam <= least + 1e-9
 
 
 def assert_equal(step, expected):
@@ -80,23 +26,21 @@ def assert_equal(step, expected):
     ("family", "equalise", "window", "cohort", "scale"),
     pairwise(FAMILIES, [True, False], ["ratio", "last", "all", "none", 0, 1, 2], COHORTS, SCALES),
 )
-def test_fedlf(family, equalise, window, cohort, scale, monkeypatch):
+def test_fedlf(family, equalise, window, cohort, scale):
     m, clients = cohort
-    replay, memory, compared = Replay(monkeypatch), vector_forms.Remembered(window), 0
+    memory, compared = vector_forms.Remembered(window), 0
     rule = FedLF(reading="library" if equalise else "paper", history_window=window)
     for cohort in rounds_of(family, m, 3, 4, clients, scale):
-        replay.found.clear()
         absent = memory.absent(cohort.client_ids, cohort.round)
         step = rule.aggregate(cohort)
         expected, blocks, shortest = vector_forms.fedlf(
-            cohort.updates.rows.numpy(), cohort.losses.numpy(), absent, LAYOUT.layer_starts, equalise, solver=replay
+            cohort.updates.rows.numpy(), cohort.losses.numpy(), absent, LAYOUT.layer_starts, equalise
         )
         assert (rule.report.scalars["blocks"], rule.report.scalars["history_rows"]) == (len(blocks), len(absent))
         if shortest > 1e-3:
             assert_equal(step, expected)
             compared += 1
         memory.store(cohort)
-    replay.judge()
     assert compared > 1
 
 
@@ -109,12 +53,11 @@ SEARCHES = [(0.01, 5), (math.pi / 16, 3), (1.5, 1), (0.3, 0)]  # theta and s
 
 
 @pytest.mark.parametrize(("family", "search", "cohort", "scale"), pairwise(FAMILIES, SEARCHES, COHORTS, SCALES))
-def test_fedmdfg(family, search, cohort, scale, monkeypatch):
+def test_fedmdfg(family, search, cohort, scale):
     m, clients = cohort
-    replay, eta, compared = Replay(monkeypatch), 0.1, 0
-    rule, other = FedMDFG(theta=search[0], s=search[1]), vector_forms.FedMDFG(*search, 1e-4, replay)
+    eta, compared = 0.1, 0
+    rule, other = FedMDFG(theta=search[0], s=search[1]), vector_forms.FedMDFG(*search, 1e-4)
     for cohort in rounds_of(family, m, 4, 3, clients, scale):
-        replay.found.clear()
         eta *= 0.9  # rows of earlier rounds were made with another rate
         ids, when, gradients, losses = cohort.client_ids, cohort.round, cohort.updates.rows, scale**2 * cohort.losses
         asked = quadratic_losses(gradients, losses, [0.01, 1.0, 30.0][when])
@@ -125,7 +68,6 @@ def test_fedmdfg(family, search, cohort, scale, monkeypatch):
             assert_equal(step, expected)
             assert rule.report.scalars["step_length"] == pytest.approx(other.length / eta)
             compared += 1
-    replay.judge()
     assert compared > 1
 
 
