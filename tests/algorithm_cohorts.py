@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cohorts and local training for tests of algorithms, without a Trainer."""
+"""Cohorts for tests of algorithms, without a Trainer."""
 
 import torch
 
-from fl_lightning.algorithms import LocalWork
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.updates import UpdateMatrix
@@ -104,24 +103,3 @@ def sampled_rounds(rounds, clients, m, seed, dtype=torch.float64, n=COLUMNS, lay
         ids = torch.randperm(clients, generator=generator)[:m].tolist()
         losses = torch.rand(m, generator=generator, dtype=torch.float64) + 0.2
         yield make_cohort(random_rows(m, 1000 * seed + when, dtype, n), losses, ids, when, layout, **more)
-
-
-def train_locally(rule, module, layout, params, loss, client_id, lr, steps, momentum=0.0, when=0, num_samples=1):
-    """What a strategy does for one client: returns its row ``theta - theta_i`` and its report."""
-    row = params.clone()
-    parameters = layout.parameters(module)
-    for parameter, view in zip(parameters, layout.views(row), strict=True):
-        parameter.data = view
-    work = LocalWork(client_id, when, module, layout, parameters, params, num_samples, lr, momentum)
-    optimizer = torch.optim.SGD(parameters, lr, momentum)
-    rule.begin_client(work)
-    for step in range(steps):
-        optimizer.zero_grad()
-        term = rule.loss_term(work, None, step)
-        value = loss(module, step)
-        (value if term is None else value + term).backward()
-        rule.correct_gradients(work)
-        optimizer.step()
-        work.steps += 1
-    report = rule.end_client(work)
-    return params - row, report

@@ -130,6 +130,7 @@ class Rounds:
             round=self.when,
             client_lr=self.lr,
             num_clients=len(self.data),
+            num_samples=sum(len(y) for own in self.data.values() for _, y in own),
             extras={name: torch.stack([r.extras[name] for r in reports]) for name in reports[0].extras},
             companions={name: UpdateMatrix(rows, self.layout) for name, rows in sent.items()},
         )

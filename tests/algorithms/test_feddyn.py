@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import copy
 
-import pytest
 import torch
 from client_rounds import Net, Rounds, assign, by_rule, client_data, descend, flat, lost, partial
 
-from fl_lightning.algorithms import FedAvg, FedDyn, FedHEAL
-from fl_lightning.core.storage import rule_state
+from fl_lightning.algorithms import FedDyn, FedHEAL
 
 ALPHA, LR = 0.3, 0.2
 
@@ -61,11 +59,3 @@ def test_server_part_is_not_masked_by_fedheal():
         torch.testing.assert_close(step, alone.aggregate(cohort) + seen, rtol=0, atol=1e-12)
         torch.testing.assert_close(run.params, before - step)
     assert alone.report.scalars["kept_share"] < 1
-
-
-def test_restored_state_of_another_model_is_refused():
-    data = client_data()
-    client = FedDyn().client_rule()
-    rule_state.load_state_dict(client, {"h": torch.ones(5)})
-    with pytest.raises(ValueError, match="numbers, found 5 in the checkpoint"):
-        Rounds(FedAvg(), client, data)

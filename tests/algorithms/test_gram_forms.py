@@ -68,18 +68,19 @@ def test_fedmdfg(family, search, cohort, scale):
             assert_equal(step, expected)
             assert rule.report.scalars["step_length"] == pytest.approx(other.length / eta)
             compared += 1
+        assert rule.reference == pytest.approx(other.reference)
     assert compared > 1
 
 
 @pytest.mark.parametrize(
-    ("family", "kind", "alpha", "tau", "cohort", "scale"),
+    ("family", "kind", "alpha", "cohort", "scale"),
     pairwise(
-        FAMILIES, [("library", "absent"), ("code", "reference")], [0.0, 0.34, 1.0], [0, 1, 2, 3],
-        [*COHORTS, (6, 15)], [*((scale, 0.0) for scale in SCALES), (1.0, 1e-6), (1.0, 3.0)],
+        FAMILIES, [*(("library", "absent", tau) for tau in range(4)), *(("code", "reference", tau) for tau in (1, 3))],
+        [0.0, 0.34, 1.0], [*COHORTS, (6, 15)], [*((scale, 0.0) for scale in SCALES), (1.0, 1e-6), (1.0, 3.0)],
     ),
 )  # fmt: skip
-def test_fedfv(family, kind, alpha, tau, cohort, scale):
-    (reading, window), (m, clients), (scale, eps), compared = kind, cohort, scale, 0
+def test_fedfv(family, kind, alpha, cohort, scale):
+    (reading, window, tau), (m, clients), (scale, eps), compared = kind, cohort, scale, 0
     rule = switched(FedFV(alpha, tau, reading), eps=eps)
     other = vector_forms.FedFV(alpha, tau, window, eps=eps)
     for cohort in rounds_of(family, m, 5, 5, clients, scale):
