@@ -14,7 +14,6 @@ from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.number_formats import STAGES, plural
 from fl_lightning.report.pictures import (
     BETTER,
-    MAX_CLIENTS,
     MAX_NAMED,
     Picture,
     both_ends,
@@ -40,6 +39,7 @@ from fl_lightning.report.runs_of_a_method import (
 
 _SIDEWAYS = {"max": "right is better", "min": "left is better", "abs": "near 0 is better"}
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "pentagon", "star")
+MAX_DOTS, MAX_ROWS = 2_000, 400  # of a method's clients
 _DIVISIONS = 5  # of the data that are drawn
 
 
@@ -63,7 +63,7 @@ def fares(methods: Sequence[Method], stage: Stage) -> Picture | None:
             if named
             else f"Last {STAGES[stage]} of each client, for each method from its worst client to its best. The larger "
             "a dot, the more samples the client has. Horizontal lines: means over the clients.",
-            thin_words(most),
+            thin_words(most, MAX_DOTS),
             "With several seeds, a client's mean over them." if any(len(m.fits) > 1 for m in methods) else "",
         ]
     return picture("fares", "Who fares how", variants, *captions, choose="metric")
@@ -86,7 +86,7 @@ def _dots(
     for place, (method, found) in enumerate(zip(methods, points, strict=True)):
         if not found:
             continue
-        chosen = both_ends(len(found), MAX_CLIENTS)
+        chosen = both_ends(len(found), MAX_DOTS)
         shown = [found[k] for k in chosen]
         x: list[float] = [point.value for point in shown]
         y: list[float] = [row[point.client_id] for point in shown]
@@ -136,7 +136,7 @@ def over_time(methods: Sequence[Method]) -> Picture | None:
             f"{metric} in validation, one row per client: the row on top is the client that is worst off at the end.",
             "" if most == 1 else f"Of {plural(most, 'seed')}, the first is drawn.",
             f"Drawn are {len(validations)} of {count:,} evaluations." if len(validations) < count else "",
-            thin_words(len(order)),
+            thin_words(len(order), MAX_ROWS),
         ]
     drawn = [made.data[0].z for made in variants.values()]
     ends = [float(end(z)) for z in drawn for end in (np.nanmin, np.nanmax) if not np.isnan(z).all()]
@@ -161,7 +161,7 @@ def partition(methods: Sequence[Method]) -> Picture | None:
     return picture(
         "partition", "What the clients hold: samples per class", variants,
         "One row per client: the row on top is the client that is worst off at the end.",
-        thin_words(max((len(record.class_counts) for record in found), default=0)),
+        thin_words(max((len(record.class_counts) for record in found), default=0), MAX_ROWS),
         "Seeds divide the data differently." if len(variants) > 1 else "", choose="seed",
     )  # fmt: skip
 
@@ -171,7 +171,7 @@ def _heat_map(
     bar: str, hover: str, **layout: Any,
 ) -> Any:  # fmt: skip
     """A row per client, the first on top; hovering shows whole names, and the axis those of few clients."""
-    places = both_ends(len(order), MAX_CLIENTS)
+    places = both_ends(len(order), MAX_ROWS)
     names = [label_of(record, order[place]) for place in places]
     few = len(names) <= MAX_NAMED
     height, title = (max(240, 150 + 20 * len(names)), "") if few else (520, "clients, the worst at the end on top")

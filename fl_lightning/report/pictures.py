@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from fl_lightning.report.number_formats import isolated, shortened
 
 MAX_NAMED = 40  # clients that get a line with their name
-MAX_CLIENTS = 400  # that a picture shows
 BETTER = {"max": "up is better", "min": "down is better", "abs": "near 0 is better"}
 FONTS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Noto Sans", sans-serif'
 
@@ -112,7 +111,8 @@ def both_ends(count: int, most: int) -> list[int]:
     return list(range(count)) if count <= most else [*range(most // 2), *range(count - most // 2, count)]
 
 
-def thin_words(count: int) -> str:
+def thin_words(count: int, most: int) -> str:
     """That not every client is drawn; empty if they are."""
-    half = MAX_CLIENTS // 2
-    return "" if count <= MAX_CLIENTS else f"Of {count:,} clients, the worst {half} and the best {half} are drawn."
+    return (
+        "" if count <= most else f"Of {count:,} clients, the worst {most // 2:,} and the best {most // 2:,} are drawn."
+    )

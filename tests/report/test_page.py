@@ -171,7 +171,7 @@ def test_clients_without_a_value_have_empty_rows(tmp_path):
 
 
 def test_means_are_over_all_clients_also_where_few_are_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr(client_pictures, "MAX_CLIENTS", 8)
+    monkeypatch.setattr(client_pictures, "MAX_DOTS", 8)
     record = fit_record(clients=60, rounds=2)
     (figure,) = pictures(written(tmp_path, record))["fares"][:1]
     assert len(numbers(figure["data"][0]["y"])) == 8

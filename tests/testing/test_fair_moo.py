@@ -5,9 +5,9 @@ import importlib
 from functools import partial
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
+from support import quiet_trainer
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -47,11 +47,7 @@ def test_a_fit_has_less_unequal_losses_than_the_mean(fair_moo):
         )
         nn.init.zeros_(model.net.weight)
         strategy = fl.FederatedStrategy(rule, seed=0)
-        trainer = L.Trainer(
-            max_epochs=15, strategy=strategy, accelerator="cpu", logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False,
-        )  # fmt: skip
-        trainer.fit(model, data)
+        quiet_trainer(strategy, 15).fit(model, data)
         errors = (model.net(x) - y[:, None]).square().flatten()
         spread.append(torch.stack([errors[site == k].mean() for k in range(6)]).var())
     assert spread[1] < 0.5 * spread[0]
