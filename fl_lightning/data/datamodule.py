@@ -117,7 +117,9 @@ class FederatedDataModule(LightningDataModule):
         log_hyperparameters_like(self, self.data)
         has = ["train", *offers, holdout_stage] if holdout else ["train", *offers]
         hide(self, [f"{stage}_dataloader" for stage in STAGES if stage not in has])
-        hide(self, [hook for hook in TRANSFER_HOOKS if not is_overridden(hook, self.data)])
+        for hook in TRANSFER_HOOKS:
+            if is_overridden(hook, self.data):
+                setattr(self, hook, getattr(self.data, hook))
 
     @property
     def trainer(self) -> Trainer | None:
@@ -129,15 +131,6 @@ class FederatedDataModule(LightningDataModule):
         self._trainer = trainer
         if "data" in self.__dict__:
             self.data.trainer = trainer
-
-    @property
-    def name(self) -> str | None:
-        """The wrapped module's name, which Lightning's data modules have as an attribute of their class."""
-        return self.data.name
-
-    @name.setter
-    def name(self, name: str | None) -> None:
-        self.data.name = name
 
     @property
     def hparams(self) -> Any:
@@ -251,18 +244,6 @@ class FederatedDataModule(LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the wrapped module's state."""
         self.data.load_state_dict(state_dict)
-
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """The wrapped module's hook; Lightning does not see it where the module has none."""
-        return self.data.on_before_batch_transfer(batch, dataloader_idx)
-
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """The wrapped module's hook; Lightning does not see it where the module has none."""
-        return self.data.transfer_batch_to_device(batch, device, dataloader_idx)
-
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """The wrapped module's hook; Lightning does not see it where the module has none."""
-        return self.data.on_after_batch_transfer(batch, dataloader_idx)
 
     def train_dataloader(self) -> ClientLoaders:
         """All clients' training data; in a fit, as modules see them."""

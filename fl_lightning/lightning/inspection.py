@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -135,8 +134,7 @@ def _is_ours(hook: object) -> bool:
 
 
 def _function(hook: object) -> object:
-    """The function behind a bound method, or behind a ``partial`` as :func:`fl_lightning.data.sources.hide` sets it."""
-    hook = hook.func if isinstance(hook, partial) else hook
+    """The function behind a bound method."""
     return getattr(hook, "__func__", hook)
 
 
