@@ -110,7 +110,7 @@ class FederatedDataModule(LightningDataModule):
         aside = (holdout_stage if holdout else None, holdout)
         sizes = {"train": batch_size, "val": eval_batch_size, "test": eval_batch_size}
         self._division = Division(self.data, partition, labels, evaluation, aside, sizes, seed)
-        self.prepare_data_per_node = self.data.prepare_data_per_node
+        self.name, self.prepare_data_per_node = self.data.name, self.data.prepare_data_per_node
         self.allow_zero_length_dataloader_with_multiple_devices = (
             self.data.allow_zero_length_dataloader_with_multiple_devices
         )
