@@ -139,9 +139,8 @@ class Closing:
             self._fill(current, accepted)
             before = dict(current.dropped)
             try:
-                record, commit_or_undo = self.server.prepared(current, refused)
-                commit_or_undo(True)
-                return record
+                with self.server.closed(current, refused) as record:
+                    return record
             except ClientError:
                 raise
             except LostClientsError as lost:

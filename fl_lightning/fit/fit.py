@@ -258,14 +258,9 @@ class FederatedFit:
         assert current is not None
         clients.end_round()
         trained = current.seconds
-        record, commit_or_undo = self._server.prepared(current)
-        try:
+        with self._server.closed(current) as record:  # after an error a checkpoint holds the round's start, and no step
             hand_set = merge_module_changes(runner.isolation, current.uploads, record.client_ids)
             steps = clients.schedules.close_round(record.client_ids, hand_set)
-        except BaseException:  # a checkpoint then holds the round's start, and the step must not be in it
-            commit_or_undo(False)
-            raise
-        commit_or_undo(True)
         runner.optimizers.commit(record.client_ids)
         runner.losses.factor = agreed_loss_batch_factor(runner.losses.factor, current.uploads, record.client_ids)
         self._round = self.start = None

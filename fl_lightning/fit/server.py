@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -125,58 +127,61 @@ class Server:
         if self.optimizer is not None:
             self.optimizer.load_state_dict(states["server_optimizer"])
 
-    def prepared(
+    @contextmanager
+    def closed(
         self, current: Round, refused: tuple[type[Exception], ...] = (RefusedStepError,)
-    ) -> tuple[RoundRecord, Callable[[bool], None]]:  # fmt: skip
-        """Aggregates the round; what is returned beside the record is called with whether the step is to be taken.
+    ) -> Iterator[RoundRecord]:  # fmt: skip
+        """Aggregates the round; the step is taken at the end of the ``with`` statement, unless that raises an error.
 
         A round changes nothing if it has too few usable uploads, or if the step, the global parameters or the server
         optimizer would not be finite. Errors of the method in ``refused`` leave the round out; others are raised, with
         everything as it was. Raises ClientError where the policy is ``"raise"`` or too many rounds in a row have
         failed.
         """
+        commit_or_undo = rule_state.transaction(*self._stateful)
+        with ExitStack() as undone:
+            undone.callback(commit_or_undo, False)
+            record, take = self._tried(current, refused)
+            if take is None:
+                undone.close()
+            yield record
+            undone.pop_all()
+            if take is not None:
+                commit_or_undo(True)
+                take()
+
+    def _tried(
+        self, current: Round, refused: tuple[type[Exception], ...]
+    ) -> tuple[RoundRecord, Callable[[], None] | None]:  # fmt: skip
+        """The record of the round, and what takes its step; ``None`` if it changes nothing."""
         drop, skipped = self.failures.drop, self.failures.skipped
         reports = self._usable(current, lambda upload, why, some: drop(current, upload.client_id, why, any_usable=some))
         uploads, count = reports.uploads, len(reports.uploads)
         if count < self._options.min_clients:
             reason = f"{count} usable report{'s' * (count > 1)}, fewer than min_clients={self._options.min_clients}"
             reason = reason if uploads else "no usable report"
-            return skipped(current, uploads, f"had {reason}", reason, current.trained > 0 and count == 0), _nothing
-        commit_or_undo = rule_state.transaction(*self._stateful)
+            return skipped(current, uploads, f"had {reason}", reason, current.trained > 0 and count == 0), None
         try:
             cohort, reports, scalars = self._guarded(current, reports)
-        except BaseException as flaw:
-            commit_or_undo(False)
-            if not isinstance(flaw, CannotGuardError):
-                raise
-            return skipped(current, uploads, f"had {flaw}", str(flaw), failed=True), _nothing
+        except CannotGuardError as flaw:
+            return skipped(current, uploads, f"had {flaw}", str(flaw), failed=True), None
         try:
             step, step_norm = self._aggregate(cohort)
             # One client with all data ends where plain Lightning does, bit for bit: a subtraction would round.
             exact = self._rows.reached_by(step) if self._num_clients == 1 else None
-            take = self._step.tried(self._rows.columns.joined(step), step_norm, exact)
+            move = self._step.tried(self._rows.columns.joined(step), step_norm, exact)
             dots = cohort.updates.dots(step).cpu() if self._counts_conflicts else None
             self._rule.commit(cohort)
             record = self._record(current, cohort, step_norm, reports, dots, scalars)
         except refused as refusal:
-            commit_or_undo(False)
-            return self.failures.refused(current, reports, self._flaw(refusal)), _nothing
-        except BaseException:
-            commit_or_undo(False)
-            raise
+            return self.failures.refused(current, reports, self._flaw(refusal)), None
+        return record, partial(self._take, current, reports.uploads, move)
 
-        def finish(happened: bool) -> None:
-            commit_or_undo(happened)
-            if happened:
-                self._take(current, reports.uploads, take)
-
-        return record, finish
-
-    def _take(self, current: Round, uploads: Sequence[Upload], take: Callable[[], object]) -> None:
+    def _take(self, current: Round, uploads: Sequence[Upload], move: Callable[[], object]) -> None:
         for upload in uploads:
             if upload.report.local_state:
                 rule_state.set_local_state(self._rule, upload.client_id, upload.report.local_state, current.index)
-        take()
+        move()
         self._buffers.commit([upload.buffers for upload in uploads])
         self.failures.failed_rounds = 0
 
@@ -291,7 +296,3 @@ class Server:
             skipped_rounds=self.failures.skipped_rounds,
             client_names=tuple(self.failures.names[client] for client in cohort.client_ids),
         )
-
-
-def _nothing(happened: bool) -> None:
-    """Ends a round that changes nothing."""
