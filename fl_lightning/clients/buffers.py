@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fl_lightning.core.modules import buffers_of, followers_of
 from fl_lightning.core.tensors import not_finite
-from fl_lightning.lightning.module.objects import equal_numbers, same_numbers
+from fl_lightning.lightning.module.values import equal_numbers, same_numbers
 from fl_lightning.ops.rows import accumulation_device
 
 BufferPolicy = Literal["mean", "global", "largest"]

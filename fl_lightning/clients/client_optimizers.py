@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.lightning.module.changes import on_cpu, read, written
-from fl_lightning.lightning.module.objects import Object, is_equal
+from fl_lightning.lightning.module.objects import Object
 from fl_lightning.lightning.module.snapshot import Snapshot, known_in
+from fl_lightning.lightning.module.values import is_equal
 from fl_lightning.lightning.names import Trainer
 from fl_lightning.lightning.optimizers import client_learning_rate, with_wrapped
 

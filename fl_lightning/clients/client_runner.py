@@ -17,13 +17,11 @@ from fl_lightning.algorithms.records import ClientReport, LocalWork, Needs
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
-from fl_lightning.clients.client_batches import ClientBatches, LocalOptions
-from fl_lightning.clients.client_losses import ClientLosses
+from fl_lightning.clients.client_batches import ClientBatches, ClientLosses, LocalOptions, ModuleCalls
 from fl_lightning.clients.client_optimizers import ClientOptimizers, HandSetOptions
-from fl_lightning.clients.local_training import LocalTrainer
+from fl_lightning.clients.local_training import ClientHooks, LocalTrainer
 from fl_lightning.clients.module_isolation import ModuleIsolation
 from fl_lightning.clients.schedules import Schedules
-from fl_lightning.clients.step_calls import ClientHooks, ModuleCalls
 from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.lightning.batches import ClientTask

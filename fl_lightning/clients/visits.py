@@ -27,7 +27,7 @@ from fl_lightning.core.processes import pack, unpack
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.fast_log import LogCall, LoggedMetric, TrainingLog, current_hook, replay
 from fl_lightning.lightning.metric_state import last_value
-from fl_lightning.lightning.module.objects import PLAIN
+from fl_lightning.lightning.module.values import PLAIN
 from fl_lightning.lightning.names import LightningModule
 
 

@@ -23,7 +23,7 @@ from fl_lightning.federation.messages import ServerMessage
 from fl_lightning.federation.remote_visit import FitPayload, RoundPayload, VisitRequest, VisitWork, saved
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.lightning.batches import ClientTask
-from fl_lightning.lightning.module.objects import PLAIN
+from fl_lightning.lightning.module.values import PLAIN
 from fl_lightning.lightning.names import LightningDataModule
 
 Work: TypeAlias = Callable[[bytes, bytes], bytes]

@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import State
 from fl_lightning.arguments import Bounds, checked, trusted
-from fl_lightning.clients.client_losses import MAX_FACTOR
+from fl_lightning.clients.client_batches import MAX_FACTOR
 from fl_lightning.clients.update_rows import Upload
 from fl_lightning.core.records import NAME
 from fl_lightning.core.storage import rule_state

@@ -11,7 +11,7 @@ from typing import Any
 from fl_lightning.clients.base import AddingUp, Sequential
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.client_batches import ClientBatches
-from fl_lightning.clients.step_calls import ClientHooks
+from fl_lightning.clients.local_training import ClientHooks
 from fl_lightning.core.layout import names_in
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.data.client_loaders import ClientLoaders, VisitLoader

@@ -137,6 +137,7 @@ class AtEndByHand(Gathers):
         self.heat *= 1 + self.global_step / 100
 
 
+@pytest.mark.filterwarnings("ignore:what a client leaves in AtEnd")
 @pytest.mark.parametrize("make", [AtEnd, AtEndByHand])
 def test_a_hook_after_the_round_sees_the_clock_of_a_fit(make):
     whole = inside(make)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fl_lightning.lightning.metric_state import MetricDelta, defaults_of
-from fl_lightning.lightning.module.objects import FRAMEWORK, Attributes, Object, Tables
+from fl_lightning.lightning.module.objects import Attributes, Object
 from fl_lightning.lightning.module.plain_values import NO_LIMITS, Limits, Reader, UnwritableError, Writer
-from fl_lightning.lightning.module.snapshot import Snapshot
+from fl_lightning.lightning.module.snapshot import FRAMEWORK, Snapshot, Tables
 
 _UPDATES = 10**9
 

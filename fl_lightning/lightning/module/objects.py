@@ -3,32 +3,30 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterable, Mapping
+from array import array
+from collections import deque
+from collections.abc import Iterable
 from itertools import repeat
 from operator import is_
-from pathlib import PurePath
-from types import MappingProxyType, MemberDescriptorType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.amp import GradScaler
 
-from fl_lightning.lightning.names import LightningModule
-
-PLAIN = (
-    type(None), bool, int, float, complex, str, bytes, range, slice, PurePath, enum.Enum, np.generic, np.dtype,
-    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, type(Ellipsis), MappingProxyType,
-)  # fmt: skip
-"""Values that never change inside."""
-FRAMEWORK = frozenset((*vars(nn.Module()), *vars(LightningModule()), "_hparams_initial"))
-"""Attributes of modules that belong to torch and Lightning."""
-_TABLES = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
-_OF_LIGHTNING = _TABLES | {
-    "_trainer", "_fabric", "_current_fx_name", "_metric_attributes", "log", "log_dict", "federated_features",
-}  # fmt: skip
-"""What is another at every moment, too."""
+from fl_lightning.core.errors import ModuleError
+from fl_lightning.lightning.module.generators import GENERATORS, generator_state, put_generator_state
+from fl_lightning.lightning.module.values import (
+    LARGE,
+    LIBRARIES,
+    OF_TORCH,
+    OTHERS,
+    SYSTEM,
+    is_equal,
+    same_numbers,
+    slots_of,
+)
 
 Edit = tuple[str, list[Any]]
 """What has happened to an object: ``"bound", [name, value]`` and ``"gone", [name]`` of attributes, items ``"added"`` to
@@ -139,93 +137,156 @@ class Attributes(Object):
         return [self.shown_as(values[0]) for _, values in self.edits()]
 
 
-class Part(Attributes):
-    """The attributes of a submodule, without its tables and what Lightning has there."""
+class _Items(Object):
+    """A list, a deque, a dictionary or a set."""
 
-    def __init__(self, value: nn.Module, name: str) -> None:
-        super().__init__(value, name, "", _OF_LIGHTNING if isinstance(value, LightningModule) else _TABLES)
-
-    def parts(self) -> Iterable[tuple[Any, str, str]]:
-        """Nobody changes what torch and Lightning have there."""
-        return [(self.content[name], self.shown_as(name), "") for name in sorted(self.content.keys() - FRAMEWORK)]
-
-    def shown_as(self, name: str) -> str:
-        """Its own name."""
-        return f"{self.name}.{name}" if self.name else name
-
-
-class Tables(Object):
-    """Dictionaries of torch's, by name, as a function finds them: submodules, buffers, hooks."""
-
-    def read(self) -> dict[str, dict[Any, Any]]:
-        """Those that are not empty."""
-        return {at: dict(table) for at, table in self.value().items() if table}
+    def read(self) -> Any:
+        if isinstance(self.value, dict):
+            return dict(self.value.items())
+        return set(self.value) if isinstance(self.value, set) else list(self.value)
 
     def is_same(self) -> bool:
-        """Whether all have the same entries in the same order."""
-        now, then = {at: table for at, table in self.value().items() if table}, self.content
-        return now.keys() == then.keys() and all(same_entries(now[at], table) for at, table in then.items())
+        value, then = self.value, self.content
+        if isinstance(value, dict):
+            return same_entries(value, then)
+        return bool(value == then) if isinstance(value, set) else len(value) == len(then) and all(map(is_, value, then))
 
-    def put(self, content: Mapping[str, dict[Any, Any]]) -> None:
-        """Fills them, and empties others."""
-        for at, table in self.value().items():
-            table.clear()
-            table.update(content.get(at, {}))
+    def put(self, content: Any) -> None:
+        self.value.clear()
+        self.value.update(content) if isinstance(self.value, (dict, set)) else self.value.extend(content)
 
     def parts(self) -> Iterable[tuple[Any, str, str]]:
-        """Objects in them."""
-        found = [(at, place, part) for at, t in self.content.items() for place, part in enumerate(t.values())]
-        return [(part, "", f"{at}[{place}]") for at, place, part in found]
+        steps = [(f"[{place}]", item) for place, item in enumerate(self.content)]
+        if isinstance(self.content, dict):  # keys that are numbers may be ids of this process
+            steps = [(f"<{place}>", key) for place, key in enumerate(self.content)]
+            steps += [(f"[{k if isinstance(k, str) else at}]", v) for at, (k, v) in enumerate(self.content.items())]
+        return [(part, self.name, self.path + step) for step, part in steps]
 
-    def changed_names(self, new: bool = False) -> list[str]:
-        """The entries that are others now, or the ``new`` ones alone."""
-        found, now = [], self.read()
-        for at in {**self.content, **now}:
-            before, after = self.content.get(at, {}), now.get(at, {})
-            names = [n for n in {**before, **after} if after.get(n, self) is not before.get(n, self)]
-            found += [at + n if isinstance(n, str) else at for n in names if not new or n not in before]
-        return found  # hooks have numbers
+    def edits(self) -> list[Edit]:
+        then, now = self.content, self.read()
+        if isinstance(now, list):
+            full = isinstance(self.value, deque) and len(now) == self.value.maxlen  # the first ones may have fallen out
+            for rest in (then[dropped:] for dropped in range(len(then) + 1 if full else 1)):
+                if len(rest) <= len(now) and all(map(is_, rest, now)):
+                    return [("added", now[len(rest) :])]
+        return [("whole", [now])]
+
+    def apply(self, form: str, values: list[Any]) -> None:
+        self.value.extend(values) if form == "added" else self.put(values[0])
+
+
+class _Numbers(Object):
+    """A tensor."""
+
+    def is_same(self) -> bool:
+        return same_numbers(self.value, self.content)
+
+    @torch.no_grad()
+    def put(self, content: Tensor) -> None:
+        tensor = self.value
+        if (tensor.shape, tensor.dtype, tensor.device) == (content.shape, content.dtype, content.device):
+            (tensor.data if tensor.layout == torch.strided else tensor).copy_(content)
+        else:
+            tensor.data = content.clone()
+        if tensor.is_leaf and tensor.requires_grad:
+            tensor.grad = None  # what an optimizer of its own has used
+
+
+class _Array(Object):
+    """An array of numpy's."""
+
+    def read(self) -> Any:
+        return self.value.copy()
+
+    def is_same(self) -> bool:
+        return bool(self.value.shape == self.content.shape and self.value.tobytes() == self.content.tobytes())
+
+    def put(self, content: Any) -> None:
+        self.value[...] = content
+
+    def parts(self) -> Iterable[tuple[Any, str, str]]:
+        items = self.content.ravel().tolist() if self.content.dtype.hasobject else ()
+        return [(item, self.name, f"{self.path}[{place}]") for place, item in enumerate(items)]
+
+
+class _Generator(Object):
+    """A random generator."""
+
+    gathers = False
+
+    def read(self) -> Any:
+        return generator_state(self.value)
+
+    def is_same(self) -> bool:
+        now = self.read()
+        return torch.equal(now, self.content) if isinstance(now, Tensor) else repr(now) == repr(self.content)
+
+    def put(self, content: Any) -> None:
+        put_generator_state(self.value, content)
+
+
+class _Scaler(Object):
+    """A gradient scaler, between two steps."""
+
+    def read(self) -> dict[str, Any]:
+        return self.value.state_dict()  # type: ignore[no-any-return]
+
+    def put(self, content: dict[str, Any]) -> None:
+        self.value.load_state_dict(content)
+        self.value._per_optimizer_states.clear()  # of a step that broke off
+
+
+class Constant(Object):
+    """What is too large to be copied: tensors and long lists that only a data set leads to."""
+
+    def read(self) -> int:
+        """A mark of its changes."""
+        return self.value._version if isinstance(self.value, Tensor) else len(self.value)
+
+    def restore(self) -> None:
+        """Nobody knows what it held."""
+        self.content = self.read()
+        raise ModuleError(
+            "a data set that a module keeps must not change while clients train or are evaluated, found changes in "
+            f"{self.name!r}: keep what changes in a buffer, or in a tensor or a list of the module's own"
+        )
+
+
+def objects_in(value: Any, name: str, path: str = "", of_data: bool = False) -> list[Object] | None:
+    """What can change in a value: its content, its attributes, both or nothing; ``None``: nobody can put it back.
+
+    ``of_data`` says that only a data set leads to it.
+    """
+    if isinstance(value, OTHERS):
+        return []
+    if isinstance(value, Tensor):
+        # A tensor with a graph is a result. Nobody writes into it, nor into one of inference mode in training.
+        result = value.grad_fn is not None or (value.is_inference() and not torch.is_inference_mode_enabled())
+        fixed = result or value.is_meta or value.is_quantized
+        return [] if fixed else [(Constant if of_data else _Numbers)(value, name, path)]
+    home = type(value).__module__.partition(".")[0]
+    kind: type[Object] | None = None
+    if isinstance(value, (list, deque, dict, set)):
+        kind = Constant if of_data and len(value) > LARGE // 100 else _Items
+    elif isinstance(value, np.ndarray):
+        kind = _Array if value.flags.writeable and not (of_data and value.nbytes > LARGE) else None
+    elif isinstance(value, GENERATORS):
+        kind = _Generator
+    elif isinstance(value, GradScaler):
+        kind = _Scaler
+    elif hasattr(value, "__next__") or home in SYSTEM or isinstance(value, (bytearray, array)):
+        return None
+    found: list[Object] = [] if kind is None else [kind(value, name, path)]
+    if home in LIBRARIES and not isinstance(value, OF_TORCH):
+        return found
+    return [*found, Attributes(value, name, path)] if hasattr(value, "__dict__") or slots_of(type(value)) else found
+
+
+def changed(objects: Iterable[Object]) -> list[Object]:
+    """Those that hold something else now."""
+    return [found for found in objects if not found.is_same()]
 
 
 def same_entries(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
     """Whether keys and values are the same objects in the same order."""
     return len(now) == len(then) and all(map(is_, now, then)) and all(map(is_, now.values(), then.values()))
-
-
-_SLOTS: dict[type, tuple[str, ...]] = {}
-
-
-def slots_of(kind: type) -> tuple[str, ...]:
-    """The slots of a class, by the names under which objects have them: private ones are called ``_Class__name``."""
-    if kind not in _SLOTS:
-        slotted = [vars(base) for base in kind.__mro__ if "__slots__" in vars(base)]
-        _SLOTS[kind] = tuple(n for own in slotted for n, m in own.items() if isinstance(m, MemberDescriptorType))
-    return _SLOTS[kind]
-
-
-def equal_numbers(one: Tensor, other: Tensor) -> Tensor:
-    """Elementwise equality, with NaN equal to NaN."""
-    return (one == other) | ((one != one) & (other != other))
-
-
-def same_numbers(tensor: Tensor, content: Tensor) -> bool:
-    """Whether two tensors are alike and hold the same numbers, NaN among them."""
-    tensor = tensor.detach()
-    if (tensor.shape, tensor.dtype, tensor.device) != (content.shape, content.dtype, content.device):
-        return False
-    if tensor.layout != torch.strided:
-        tensor, content = tensor.to_dense(), content.to_dense()
-    return torch.equal(tensor, content) or bool(equal_numbers(tensor, content).all())
-
-
-def is_equal(one: Any, other: Any) -> bool:
-    """Whether two values are one, or mean the same: plain ones, tensors, tuples of these, empty containers."""
-    if one is other or type(one) is not type(other):
-        return one is other
-    if isinstance(one, Tensor):
-        return same_numbers(one, other)
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(is_equal, one, other))
-    if isinstance(one, (list, dict, set)):
-        return not one and not other
-    return isinstance(one, PLAIN) and (bool(one == other) or bool(one != one and other != other))

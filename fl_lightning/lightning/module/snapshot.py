@@ -21,9 +21,17 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.modules import buffers_of, named_metrics, submodules
 from fl_lightning.lightning.metric_state import MetricState, is_mergeable, joins_clients, names_of_states, parts_of
-from fl_lightning.lightning.module.kinds import OF_DATA, objects_in
-from fl_lightning.lightning.module.objects import FRAMEWORK, PLAIN, Attributes, Object, Part, Tables
+from fl_lightning.lightning.module.objects import Attributes, Object, changed, objects_in, same_entries
+from fl_lightning.lightning.module.values import OF_DATA, PLAIN
 from fl_lightning.lightning.names import LightningModule
+
+FRAMEWORK = frozenset((*vars(nn.Module()), *vars(LightningModule()), "_hparams_initial"))
+"""Attributes of modules that belong to torch and Lightning."""
+_TABLES = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
+_OF_LIGHTNING = _TABLES | {
+    "_trainer", "_fabric", "_current_fx_name", "_metric_attributes", "log", "log_dict", "federated_features",
+}  # fmt: skip
+"""What is another at every moment, too."""
 
 _HOOKS = [n for n in FRAMEWORK if n.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called"))]
 _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # None before the first
@@ -51,7 +59,10 @@ class Snapshot:
 
     def _add(self, *found: Object) -> None:
         self.objects += found
-        self._waiting.extend(part for one in found for part in one.parts() if not isinstance(part[0], PLAIN))
+        self._wait_for(part for one in found for part in one.parts())
+
+    def _wait_for(self, parts: Iterable[tuple[Any, str, str]]) -> None:
+        self._waiting.extend(part for part in parts if not isinstance(part[0], PLAIN))
 
     def _look(self, of_data: bool = False) -> None:
         while self._waiting:
@@ -66,7 +77,7 @@ class Snapshot:
             if held is None:
                 self._look_at(value, name, path, of_data)
             else:
-                self._waiting.extend((part, name, f"{path}[{at}]") for at, part in enumerate(held))
+                self._wait_for((part, name, f"{path}[{at}]") for at, part in enumerate(held))
         if self._of_data:
             self._waiting, self._of_data = self._of_data, self._waiting
             self._look(of_data=True)
@@ -96,7 +107,7 @@ class Snapshot:
 
     def changed(self) -> list[Object]:
         """The objects that hold something else now."""
-        return [found for found in self.objects if not found.is_same()]
+        return changed(self.objects)
 
     def restore(self) -> None:
         """Lets all objects hold what they held; metrics of which others see to their states apart."""
@@ -113,6 +124,54 @@ class Snapshot:
         finally:
             for found, content in now:
                 found.put(content)
+
+
+class Part(Attributes):
+    """The attributes of a submodule, without its tables and what Lightning has there."""
+
+    def __init__(self, value: nn.Module, name: str) -> None:
+        super().__init__(value, name, "", _OF_LIGHTNING if isinstance(value, LightningModule) else _TABLES)
+
+    def parts(self) -> Iterable[tuple[Any, str, str]]:
+        """Nobody changes what torch and Lightning have there."""
+        return [(self.content[name], self.shown_as(name), "") for name in sorted(self.content.keys() - FRAMEWORK)]
+
+    def shown_as(self, name: str) -> str:
+        """Its own name."""
+        return f"{self.name}.{name}" if self.name else name
+
+
+class Tables(Object):
+    """Dictionaries of torch's, by name, as a function finds them: submodules, buffers, hooks."""
+
+    def read(self) -> dict[str, dict[Any, Any]]:
+        """Those that are not empty."""
+        return {at: dict(table) for at, table in self.value().items() if table}
+
+    def is_same(self) -> bool:
+        """Whether all have the same entries in the same order."""
+        now, then = {at: table for at, table in self.value().items() if table}, self.content
+        return now.keys() == then.keys() and all(same_entries(now[at], table) for at, table in then.items())
+
+    def put(self, content: Mapping[str, dict[Any, Any]]) -> None:
+        """Fills them, and empties others."""
+        for at, table in self.value().items():
+            table.clear()
+            table.update(content.get(at, {}))
+
+    def parts(self) -> Iterable[tuple[Any, str, str]]:
+        """Objects in them."""
+        found = [(at, place, part) for at, t in self.content.items() for place, part in enumerate(t.values())]
+        return [(part, "", f"{at}[{place}]") for at, place, part in found]
+
+    def changed_names(self, new: bool = False) -> list[str]:
+        """The entries that are others now, or the ``new`` ones alone."""
+        found, now = [], self.read()
+        for at in {**self.content, **now}:
+            before, after = self.content.get(at, {}), now.get(at, {})
+            names = [n for n in {**before, **after} if after.get(n, self) is not before.get(n, self)]
+            found += [at + n if isinstance(n, str) else at for n in names if not new or n not in before]
+        return found  # hooks have numbers
 
 
 class ModuleSnapshot(Snapshot):
