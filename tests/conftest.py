@@ -11,6 +11,7 @@ import functools
 import gc
 import importlib.metadata
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from copies import interpreters
 
 # Every Trainer asks for plug-ins, and reads what all installed packages say of themselves. Lightning comes later.
 importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)
+INTERPRETERS = {}
 SPARE: list[Path] = []  # the working directory of the last test that left nothing in it
 
 # `make quick` runs the tests of these rooms, all but those marked fit, process or slow.
@@ -25,18 +27,31 @@ QUICK = {"algorithms", "core", "data", "lightning", "metrics", "ops"}
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection():
+def pytest_collection(session):
     """Nothing that is there once all tests are known goes away: the collector of garbage need not look at it again."""
     gc.disable()
+    if hasattr(session.config, "workerinput") or session.config.getoption("dist", "no") == "no":
+        copy_before_imports(session.config)
     found = yield
     gc.freeze()
     gc.enable()
     return found
 
 
+def copy_before_imports(config):
+    """Only processes that run tests import torch: the one that divides them among workers need not."""
+    copied = ExitStack()
+    config.add_cleanup(copied.close)
+    import torchmetrics  # noqa: F401
+
+    INTERPRETERS["interpreter"] = copied.enter_context(interpreters())
+    import lightning.pytorch  # noqa: F401
+
+    INTERPRETERS["interpreter_with_lightning"] = copied.enter_context(interpreters())
+
+
 @pytest.fixture(autouse=True, scope="session")
 def set_torch():
-    """Only processes that run tests import torch: the one that divides them among workers need not."""
     import torch
 
     # Some warnings of torch come once in a process: an error in whichever test is the first. They come every time here.
@@ -69,9 +84,14 @@ def own_directory(request, monkeypatch):
 
 @pytest.fixture(scope="session")
 def interpreter():
-    """Runs code in an interpreter that knows neither Lightning nor this package."""
-    with interpreters() as run:
-        yield run
+    """Runs code in an interpreter that knows neither Lightning nor this package, only torch and torchmetrics."""
+    return INTERPRETERS["interpreter"]
+
+
+@pytest.fixture(scope="session")
+def interpreter_with_lightning():
+    """Runs code in an interpreter that has Lightning and not this package."""
+    return INTERPRETERS["interpreter_with_lightning"]
 
 
 @pytest.fixture(autouse=True)

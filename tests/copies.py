@@ -23,7 +23,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-SERVER = "import sys; sys.path.append({!r}); import copies; copies.serve()"
 
 
 class Copied(subprocess.Popen[str]):
@@ -119,16 +118,14 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @contextmanager
 def interpreters() -> Iterator[Run]:
-    """Gives ``run(code, cwd=None, path=(ROOT,), **environment)``: code in an interpreter without Lightning.
+    """Gives ``run(code, cwd=None, path=(ROOT,), **environment)``: code in an interpreter with what is imported here.
 
-    Each is a copy of one process, which has torch and torchmetrics and neither Lightning nor this package. ``path``
-    comes before all others of modules.
+    Each is a copy of a copy of this process, made here. ``path`` comes before all others of modules.
     """
     clean = {name: value for name, value in os.environ.items() if name not in ("FL_LIGHTNING_TREE", "PYTHONPATH")}
-    with TemporaryDirectory() as own, subprocess.Popen(
-        [sys.executable, "-c", SERVER.format(str(Path(__file__).parent))],
-        env=clean, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as server:  # fmt: skip
+    command = [sys.executable, "-c", "import copies; copies.serve()"]
+    pipe = subprocess.PIPE
+    with TemporaryDirectory() as own, Interpreter(command, clean, stdin=pipe, stdout=pipe, text=True) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         asked, said = server.stdin, server.stdout
@@ -146,12 +143,10 @@ def interpreters() -> Iterator[Run]:
 
 def serve() -> None:
     """Answers with a status for every program."""
-    import torch  # noqa: F401
-    import torchmetrics  # noqa: F401
-
-    assert not {"lightning", "pytorch_lightning", "fl_lightning", "jsonargparse"} & set(sys.modules)
-    sys.path.pop()
+    del sys.modules["conftest"]  # a program may have one of its own
+    sys.path[:] = [path for path in sys.path if path not in ("", str(ROOT), str(ROOT / "tests"))]
     for line in sys.stdin:
+        assert not {"fl_lightning", "pytorch_lightning", "jsonargparse"} & set(sys.modules), "imported too early"
         code, folder, environment, files = json.loads(line)
         with open(files[0], "w") as out, open(files[1], "w") as err:
             command = [sys.executable, "-c", code]

@@ -137,22 +137,35 @@ def test_the_suites_are_as_the_page_says():
     assert all(tuple(sorted(each.rates)) == each.rates for each in SUITES)
 
 
-def test_the_tables_are_those_of_the_packed_runs(monkeypatch):
+def standing_of(each, monkeypatch):
+    """A suite as its packed runs show it, and its divisions."""
     monkeypatch.setattr(records, "packed", cache(packed))  # the divisions read the runs of their suite again
-    standings, alone = [], {}
-    for each in SUITES:
-        folder = program.RESULTS / each.name
-        runs = records.packed(folder)
-        failures = {line["run"]: "" for line in read(packed_file(folder)) if "failed" in line}
-        standings.append(Standing(each, runs, failures))
-        written = folder.with_suffix(".md").read_text(encoding="utf-8")
-        divisions = Divisions(each, program.RESULTS)
-        written_anew = tables(standings[-1], read_traffic(folder), divisions.alone)
-        assert written_anew == written, "python -m benchmarks.leaderboard report"
-        alone[each.name], table = divisions.alone, divisions.folder.with_suffix(".md")
-        assert divisions.page() == (table.read_text(encoding="utf-8") if table.exists() else "")
+    folder = program.RESULTS / each.name
+    failures = {line["run"]: "" for line in read(packed_file(folder)) if "failed" in line}
+    return Standing(each, records.packed(folder), failures), Divisions(each, program.RESULTS)
+
+
+SMALL = ("digits", "office", "fmnist-fedfv", "adapters", "adult-rates", "adult-crossings", "text-rates")
+
+
+@pytest.mark.parametrize(
+    "each", [pytest.param(s, marks=() if s.name in SMALL else pytest.mark.slow, id=s.name) for s in SUITES]
+)
+def test_the_tables_are_those_of_the_packed_runs(each, monkeypatch):
+    folder, (found, divisions) = program.RESULTS / each.name, standing_of(each, monkeypatch)
+    written = folder.with_suffix(".md").read_text(encoding="utf-8")
+    assert tables(found, read_traffic(folder), divisions.alone) == written, "python -m benchmarks.leaderboard report"
+    table = divisions.folder.with_suffix(".md")
+    assert divisions.page() == (table.read_text(encoding="utf-8") if table.exists() else "")
+
+
+@pytest.mark.slow
+def test_the_overview_is_that_of_the_packed_runs(monkeypatch):
+    found = [standing_of(each, monkeypatch) for each in SUITES]
+    alone = {standing.suite.name: divisions.alone for standing, divisions in found}
     page = PAGE.read_text(encoding="utf-8")
-    assert rewritten(page, "overview", overview(standings, alone)) == page, "python -m benchmarks.leaderboard report"
+    anew = rewritten(page, "overview", overview([standing for standing, _ in found], alone))
+    assert anew == page, "python -m benchmarks.leaderboard report"
 
 
 def test_the_overview_has_means_and_worst_clients_and_marks_what_is_no_noise():

@@ -115,10 +115,10 @@ def test_a_full_gradient_has_the_same_bits_at_every_place_and_alone():
 
 @pytest.mark.process
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="the variable is one of MKL")
-def test_also_where_products_round_by_alignment(interpreter):
+def test_also_where_products_round_by_alignment(interpreter_with_lightning):
     """MKL's products of matrices and vectors do so with its oldest instructions, whatever the processor."""
     program = "from test_aligned_rows import check_places; check_places('sequential', '32-true')"
-    result = interpreter(program, path=(HERE, *HERE.parents[:2]), MKL_ENABLE_INSTRUCTIONS="SSE4_2")
+    result = interpreter_with_lightning(program, path=(HERE, *HERE.parents[:2]), MKL_ENABLE_INSTRUCTIONS="SSE4_2")
     assert result.returncode == 0, result.stderr
 
 

@@ -16,7 +16,7 @@ import fl_lightning as fl
 from fl_lightning.clients.client_optimizers import HandSetOptions
 from fl_lightning.core.seeding import derive_seed
 
-ROUNDS = 4
+ROUNDS = 3
 each = pytest.mark.parametrize("module", HAND_SCHEDULES)
 
 

@@ -3,6 +3,7 @@
 
 import importlib
 import logging
+import multiprocessing
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +21,19 @@ import fl_lightning as fl
 PAGE = Path(__file__).parents[2] / "docs" / "executors.md"
 
 
+# A forkserver imports torch once for all its processes.
+@pytest.mark.parametrize("start", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_the_executor_of_the_page_gives_the_bits_of_clients_in_turn_when_one_of_its_processes_dies(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, start
 ):
     code = next(
         block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL) if "Spawned" in block
     )
-    (tmp_path / "spawned.py").write_text(code, "utf-8")
+    assert code.count('"spawn"') == 1
+    (tmp_path / f"by_{start}.py").write_text(code.replace('"spawn"', f'"{start}"'), "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    spawned, found = importlib.import_module("spawned").Spawned(), []
+    multiprocessing.set_forkserver_preload(["fl_lightning"])
+    spawned, found = importlib.import_module(f"by_{start}").Spawned(), []
     for how, executor, reason in (("raise", None, "no such batch"), ("exit", spawned, "terminated abruptly")):
         module, options = (
             fresh(Failing, how=how, norm=True),

@@ -92,7 +92,7 @@ def test_more_elements_than_32_bits_count(call):
 @MISSING
 @pytest.mark.skipif("FL_LIGHTNING_ISA" in os.environ, reason="this run is for one instruction set")
 @pytest.mark.parametrize("instructions", ["avx2", "base"])
-def test_lesser_instruction_sets_pass_too(interpreter, instructions):
+def test_lesser_instruction_sets_pass_too(interpreter_with_lightning, instructions):
     if instructions == EXTENSION.instruction_set():
         pytest.skip("every test of the kernels runs in this instruction set anyway")
     files = sorted(str(path) for path in Path(__file__).parent.glob("test_*kernel*.py"))
@@ -104,7 +104,7 @@ def test_lesser_instruction_sets_pass_too(interpreter, instructions):
         "print('runs', _library.EXTENSION.module.instruction_set())\n"
         f"sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-m', 'not slow', '-k', '{chosen}', *{files}]))"
     )
-    result = interpreter(code, cwd=ROOT, FL_LIGHTNING_ISA=instructions)
+    result = interpreter_with_lightning(code, cwd=ROOT, FL_LIGHTNING_ISA=instructions)
     assert result.returncode == 0, result.stdout + result.stderr
     assert " passed" in result.stdout
     assert (
@@ -113,14 +113,14 @@ def test_lesser_instruction_sets_pass_too(interpreter, instructions):
 
 
 @pytest.mark.process
-def test_the_switch_leads_to_the_reference(interpreter):
+def test_the_switch_leads_to_the_reference(interpreter_with_lightning):
     """The same numbers from pure torch, in an installation with kernels or without."""
     code = (
         "import json, torch; from fl_lightning import ops; rows = torch.arange(12.0).view(3, 4)\n"
         "used = {b.implementation for b in ops.backend().values()} | {b.reason for b in ops.backend().values()}\n"
         "print(json.dumps([sorted(used), ops.layer_gram(rows, torch.tensor([0, 1, 4])).tolist()]))"
     )
-    result = interpreter(code, FL_LIGHTNING_DISABLE_EXT="1")
+    result = interpreter_with_lightning(code, FL_LIGHTNING_DISABLE_EXT="1")
     assert result.returncode == 0, result.stderr
     used, gram = json.loads(result.stdout.splitlines()[-1])
     assert used == ["switched off by FL_LIGHTNING_DISABLE_EXT=1", "torch"]

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from implementations import DTYPES, beside_ties, every, exact_products, gaussian, offsets_of
+from implementations import DTYPES, beside_ties, compiled, every, exact_products, gaussian, offsets_of
 
 HALVES = (torch.float16, torch.bfloat16)
 SIZES = (129, 0, 1, 3, 20_000, 5)
@@ -53,7 +53,7 @@ def check_combination(call, rows, offsets, out_dtype):
 
 @every
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("m", [1, 2, 3, 10, 33, 64])
+@pytest.mark.parametrize("m", [1, 2, 3, 10, 33, 64, 100])
 def test_products_and_combinations(call, m, dtype):
     offsets = offsets_of(SIZES)
     n = int(offsets[-1])
@@ -249,3 +249,22 @@ def test_small_rows_anywhere_among_others(call, order, dtype):
     rows[0], rows[2] = 0, rows[2] * 1e-22
     rows = rows[list(order)].to(dtype)
     check_products(call, rows, rows.flip(0), offsets_of((5_003,)))
+
+
+@compiled
+def test_very_many_rows(call):
+    rows = gaussian(1100, 2050)
+    check_products(call, rows, rows[:2], offsets_of((2050,)), bound=5e-7)
+
+
+@compiled
+def test_very_many_layers(call):
+    """Their offsets take several launches, and no sum is in float32."""
+    rows, offsets = gaussian(5, 60_000), offsets_of([3] * 20_000)
+    coeff = gaussian(20_000, 5, torch.float64, seed=1)
+    blocks = rows.double().view(5, 20_000, 3).transpose(0, 1)
+    torch.testing.assert_close(call("layer_gram", rows, offsets), blocks @ blocks.mT, rtol=1e-12, atol=1e-12)
+    step = torch.einsum("lmc,lm->lc", blocks, coeff).flatten()
+    torch.testing.assert_close(call("layer_combine", rows, offsets, coeff).double(), step, rtol=1e-6, atol=1e-6)
+    _, squares = call("puc_track", rows[0].clone(), torch.ones(60_000, dtype=torch.uint8), 0, 1, offsets)
+    torch.testing.assert_close(squares, blocks[:, 0].square().sum(1), rtol=1e-12, atol=0)

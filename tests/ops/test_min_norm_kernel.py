@@ -29,7 +29,7 @@ def means(gram):
 @every
 @pytest.mark.parametrize("kind", KINDS)
 def test_objective_equals_that_of_the_best_support(call, kind):
-    for k, batch in ((3, 4), (5, 3), (7, 2), (9, 1)):
+    for k, batch in ((3, 4), (5, 3), (7, 2)):
         gram = families(np.random.default_rng(k), batch, k)[kind]
         for matrix, point in zip(gram, solved(call, gram), strict=True):
             assert abs(objective(matrix, point) - enumerate_supports(matrix)) <= 1e-9 * means(matrix)

@@ -3,6 +3,7 @@
 
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -107,10 +108,15 @@ def test_backend_reports_every_public_op():
     assert bool(reason) == (implementation != "cuda")
 
 
-def not_built(patch):
+UNKNOWN = "installed without compiled kernels (see docs/install.md: --no-build-isolation, a C++ compiler)"
+
+
+def not_built(patch, record=None):
     patch.setitem(sys.modules, "fl_lightning._C", None)
     patch.setattr(torch, "__version__", "2.10.0")
-    patch.setattr(_extension, "_RECORD", Path("nowhere"))  # a build here has left its own
+    patch.setattr(_extension, "_RECORD", Path("built"))  # a build here has left its own
+    if record is not None:
+        Path("built").write_text(record)
 
 
 def switched_off(patch):
@@ -132,7 +138,12 @@ def old_torch(patch):
     ("situation", "reason"),
     [
         (switched_off, "switched off by FL_LIGHTNING_DISABLE_EXT=1"),
-        (not_built, "installed without compiled kernels (see docs/install.md: --no-build-isolation, a C++ compiler)"),
+        (not_built, UNKNOWN),
+        (partial(not_built, record="kernels for the processor; none for CUDA: no nvcc was found\n"), UNKNOWN),
+        *(
+            (partial(not_built, record=f"pure torch: {why}\n"), f"installed without compiled kernels: {why}")
+            for why in ("there is no C++ compiler (c++)", "FL_LIGHTNING_NO_EXT=1")
+        ),
         (other_platform, "compiled kernels are for Linux, this is win32"),
         (old_torch, "compiled kernels need torch 2.10, this is 2.9.1+cpu"),
     ],
@@ -306,29 +317,3 @@ def test_kernels_for_the_processor_load_whatever_those_for_cuda_do(
     warned = [str(w.message) for w in recwarn.list if w.category is RuntimeWarning]
     assert len(warned) == ("do not load" in no_cuda)
     assert all(w.startswith("the CUDA kernels of fl_lightning do not load, so pure torch runs on CUDA") for w in warned)
-
-
-@pytest.mark.parametrize(
-    ("record", "reason"),
-    [
-        (
-            "pure torch: there is no C++ compiler (c++)\n",
-            "installed without compiled kernels: there is no C++ compiler (c++)",
-        ),
-        ("pure torch: FL_LIGHTNING_NO_EXT=1\n", "installed without compiled kernels: FL_LIGHTNING_NO_EXT=1"),
-        (
-            "kernels for the processor; none for CUDA: no nvcc was found\n",
-            "installed without compiled kernels (see docs",
-        ),
-        (None, "installed without compiled kernels (see docs"),
-    ],
-)
-def test_the_build_says_why_there_are_no_kernels(record, reason, monkeypatch, tmp_path):
-    if record is not None:
-        (tmp_path / "built").write_text(record)
-    monkeypatch.setattr(_extension, "_RECORD", tmp_path / "built")
-    monkeypatch.setattr(_extension, "_NAME", "fl_lightning._not_there")
-    monkeypatch.setattr(torch, "__version__", "2.15.0")
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.delenv("FL_LIGHTNING_DISABLE_EXT", raising=False)
-    assert _extension.load().reason.startswith(reason)

@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package's rooms and the imports between them, for types alone as well.
-
-python tests/project/house.py [CHECKOUT]     prints rooms, floors, arrows and circles
-"""
+"""The package's rooms and the imports between them, for types alone as well."""
 
 from __future__ import annotations
 
 import ast
-import sys
 from functools import cache
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 
@@ -40,29 +35,3 @@ def imports(module: str, known: dict[str, Path]) -> set[str]:
 def room(module: str) -> str:
     """The folder or file directly under the package."""
     return module.split(".")[1]
-
-
-def height(name: str, arrows: dict[str, set[str]], below: tuple[str, ...] = ()) -> int:
-    """The longest chain of imports below a room, circles cut."""
-    return 1 + max((height(n, arrows, (*below, name)) for n in arrows[name] if n not in (*below, name)), default=0)
-
-
-def main(checkout: Path) -> None:
-    known = modules(checkout / "fl_lightning")
-    files = {module: imports(module, known) for module in known}
-    arrows: dict[str, set[str]] = {room(module): set() for module in known}
-    for module, found in files.items():
-        arrows[room(module)] |= {room(other) for other in found} - {room(module)}
-    flat = len([name for name in arrows if (checkout / "fl_lightning" / f"{name}.py").exists()])
-    floors = max(height(name, arrows) for name in arrows)
-    try:
-        TopologicalSorter({m: found for m, found in files.items() if not m.endswith("__init__")}).prepare()
-        circle = "none"
-    except CycleError as error:
-        circle = " -> ".join(error.args[1])
-    print(f"{len(arrows)} rooms ({flat} files), {floors} floors, {sum(map(len, arrows.values()))} arrows")
-    print(f"circle of files: {circle}")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[2])

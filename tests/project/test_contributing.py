@@ -22,7 +22,7 @@ assert abs(rule_state.state_dict(rule)["bound"] - 2 * torch.exp(torch.tensor(-0.
 """
 
 
-def test_whoever_follows_the_three_steps_passes_the_contract_suite(tmp_path, interpreter):
+def test_whoever_follows_the_three_steps_passes_the_contract_suite(tmp_path, interpreter_with_lightning):
     section = PAGE.read_text(encoding="utf-8").split("\n## Add an algorithm\n")[1].split("\n## ")[0]
     file, export, entry = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
     for folder in ("fl_lightning", "tests"):
@@ -35,10 +35,10 @@ def test_whoever_follows_the_three_steps_passes_the_contract_suite(tmp_path, int
     files = [str(path) for path in suite if "RULES" in path.read_text(encoding="utf-8")]
     arguments = ["-q", "-p", "no:cacheprovider", *files, "-k", "AdaptiveClip"]
     code = f"import sys, pytest\nif __name__ == '__main__':\n    sys.exit(pytest.main({arguments}))"
-    result = interpreter(code, cwd=tmp_path, path=(tmp_path,))
+    result = interpreter_with_lightning(code, cwd=tmp_path, path=(tmp_path,))
     assert result.returncode == 0, result.stdout + result.stderr
     assert int(re.search(r"(\d+) passed", result.stdout)[1]) >= 20
-    result = interpreter(BY_HAND, cwd=tmp_path, path=(tmp_path, tmp_path / "tests"))
+    result = interpreter_with_lightning(BY_HAND, cwd=tmp_path, path=(tmp_path, tmp_path / "tests"))
     assert result.returncode == 0, result.stdout + result.stderr
 
 

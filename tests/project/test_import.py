@@ -39,13 +39,13 @@ print(json.dumps({"seconds": seconds, "added": added, "of_parts": of_parts, "bef
 
 
 @pytest.fixture(scope="module")
-def imported(interpreter):
-    return printed(interpreter(IMPORT))
+def imported(interpreter_with_lightning):
+    return printed(interpreter_with_lightning(IMPORT))
 
 
-def test_import_adds_less_than_a_second_to_lightnings_own(imported, interpreter):
+def test_import_adds_less_than_a_second_to_lightnings_own(imported, interpreter_with_lightning):
     # CPU time; a second try because the first one may have had to write byte code.
-    assert imported["seconds"] < 1.0 or printed(interpreter(IMPORT))["seconds"] < 1.0
+    assert imported["seconds"] < 1.0 or printed(interpreter_with_lightning(IMPORT))["seconds"] < 1.0
 
 
 def test_import_loads_nothing_that_only_extras_or_users_need(imported):

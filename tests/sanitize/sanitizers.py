@@ -7,6 +7,7 @@ Needs a C++ compiler with its sanitizers, and not torch: ``python tests/sanitize
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import shlex
 import subprocess
@@ -42,6 +43,14 @@ def why_not(folder: Path) -> str | None:
         detail = (getattr(error, "stderr", None) or b"").decode().strip().splitlines()
         return f"{shlex.join(compiler())} builds no program with sanitizers: {detail[0] if detail else error}"
     return None
+
+
+def digest(*options: str) -> str:
+    """Names what a program is built from: compiler, options and sources."""
+    version = subprocess.run([*compiler(), "--version"], capture_output=True, check=True).stdout
+    files = sorted(path for folder in (KERNELS.parent, HERE) for path in folder.rglob("*.*") if path.suffix != ".pyc")
+    parts = version, repr((SANITIZERS, FLAGS, options)).encode(), *(path.read_bytes() for path in files)
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def build(folder: Path, *options: str, kernels: Path = KERNELS) -> Path:

@@ -1,22 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random calls of the CPU kernels under AddressSanitizer and UndefinedBehaviorSanitizer; `make sanitize` makes more."""
 
+import os
 import re
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import sanitizers
+from once import once
 
+KEPT = sanitizers.HERE.parents[1] / "build" / "sanitize"  # of all runs, by what they are built from
 CALLS = 400  # in each instruction set
+
+
+def built(folder):
+    """Puts the program there, which takes half a minute unless another run has built the same."""
+    kept = KEPT / sanitizers.digest(*sanitizers.QUICK)
+    if not kept.exists():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        part = shutil.copy(sanitizers.build(folder, *sanitizers.QUICK), f"{kept}.{os.getpid()}")
+        Path(part).replace(kept)
+    shutil.copy(kept, folder / "kept")
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sanitize")
-    obstacle = sanitizers.why_not(folder)
+    obstacle = sanitizers.why_not(tmp_path_factory.mktemp("compiler"))
     if obstacle is not None:
         pytest.skip(obstacle)
-    return sanitizers.build(folder, *sanitizers.QUICK)
+    return once(tmp_path_factory, "sanitize", built) / "kept"
 
 
 def declared():

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import simt_build
-import simt_library
 from once import once
 
 needs_compiler = "no C++ compiler (set CXX): the kernels' device code is not run"
@@ -37,12 +36,16 @@ def objects(built):
 @pytest.fixture(scope="session")
 def kernels(built):
     """All kernels, unchanged."""
+    import simt_library  # not earlier: the package comes after what tests/conftest.py copies
+
     return simt_library.Kernels(built / "kernels.so")
 
 
 @pytest.fixture
 def simt(kernels, request):
     """The kernels, under another schedule for each test, and always the same one for the same test."""
+    import simt_library
+
     number = zlib.crc32(request.node.nodeid.encode())
     schedule = simt_library.SCHEDULES[number % len(simt_library.SCHEDULES)]
     return kernels.outputs(simt_library.ODD).schedule(schedule, number % 97)

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``min_norm`` against exhaustive enumeration, closed forms and an independent solver."""
+"""``min_norm`` against exhaustive enumeration and closed forms."""
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from qp_cases import enumerate_supports, families, gram_of, independent, objective, relative_gap
+from qp_cases import enumerate_supports, gram_of, objective, relative_gap
 
 from fl_lightning import solvers
-
-KINDS = tuple(families(np.random.default_rng(0), 1, 5))
 
 
 def solved(gram):
@@ -22,19 +20,6 @@ def judge(gram, lam):
     assert (lam >= 0).all()
     assert np.abs(lam.sum(-1) - 1).max() <= 1e-12
     assert relative_gap(gram, lam).max() <= 1e-10
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("k", [11, 41])
-def test_objective_is_not_above_an_independent_solvers(kind, k):
-    gram = families(np.random.default_rng(k), 2, k)[kind]
-    lam = solved(gram)
-    judge(gram, lam)
-    for matrix, point in zip(gram, lam, strict=True):
-        # The other solver is feasible up to rounding, so ours may not exceed it; its own accuracy is about 1e-8.
-        mean = np.trace(matrix) / k
-        assert objective(matrix, point) <= independent(matrix) + 1e-9 * mean
-        assert objective(matrix, point) >= independent(matrix) - 1e-6 * mean
 
 
 @settings(max_examples=60, deadline=None)
