@@ -87,11 +87,7 @@ class AAggFF(ServerRule):
         self.setting, self.response = setting, response
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """Returns ``sum_i p_i u_i``, with weights that this round's losses have a say in.
-
-        Raises:
-            ValueError: the cohort has no losses, a loss is negative, or a row is not finite.
-        """
+        """Returns ``sum_i p_i u_i``, with weights that this round's losses have a say in."""
         ratios = shares(nonnegative_losses(cohort, "AAggFF")) * len(cohort)  # beside their mean
         responses = RESPONSES[self.response](ratios)
         require_finite(cohort.updates.norms().isfinite(), cohort, "AAggFF")

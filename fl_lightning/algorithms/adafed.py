@@ -56,11 +56,7 @@ class AdaFed(ServerRule):
         self.unit = unit
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """See the class.
-
-        Raises:
-            ValueError: the cohort has no losses, or a row is not finite.
-        """
+        """See the class."""
         losses = cohort.known_losses.abs()
         rows = JointRows(cohort, "AdaFed")
         gram = rows.on_cpu(rows.gram.sum(0))  # K [m, m]

@@ -71,11 +71,7 @@ class AFL(ServerRule):
             self._require_all(federation.cohort_size, federation.num_clients)
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """Returns ``sum_i lambda_i u_i``, then moves ``lambda`` along the losses.
-
-        Raises:
-            ValueError: the cohort has no losses or lacks clients, or a row is not finite.
-        """
+        """Returns ``sum_i lambda_i u_i``, then moves ``lambda`` along the losses."""
         losses, ids = cohort.known_losses, cohort.client_ids
         if self.full_participation and cohort.num_clients is not None:
             self._require_all(len(cohort), cohort.num_clients)

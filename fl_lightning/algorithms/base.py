@@ -210,6 +210,10 @@ class ServerRule(ABC):
 
         May change what the rule keeps: the strategy applies the step right after, or takes that back. Sets
         :attr:`report`.
+
+        Raises:
+            ValueError: the cohort lacks what :attr:`needs` or the client half promises, or that is out of its range, or
+                a row is not finite.
         """
 
     def known_weights(self, sizes: Tensor) -> Tensor | None:

@@ -55,11 +55,8 @@ class DifferentialPrivacy(ClientRule):
     ``amplified=True`` it counts on the secrecy of who was drawn (``"central"``, uniform draws without replacement). The
     strategy's ``seed`` decides who is drawn, so it must be secret, too: ``seed=secrets.randbits(63)``.
 
-    Whether a client fails may depend on its data, and the number of clients of a round is published. The promise does
-    not cover that.
-
-    Noise is drawn from random bits of the operating system and rounded to the parameters' precision, which is good
-    enough for research. An attacker who sees all bits of an update could exploit how it was rounded.
+    Whether a client fails, which may depend on its data, is not covered, and neither are attacks on how noise was
+    rounded to the parameters' precision.
 
     Args:
         clip: the longest update.

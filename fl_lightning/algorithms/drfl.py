@@ -27,11 +27,7 @@ class DRFL(ServerRule):
     averages = True
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """Returns ``sum_i p_i u_i`` with ``p_i = F_i / sum_k F_k``.
-
-        Raises:
-            ValueError: the cohort has no losses, a loss is negative, or a row is not finite.
-        """
+        """Returns ``sum_i p_i u_i`` with ``p_i = F_i / sum_k F_k``."""
         losses = nonnegative_losses(cohort, "DRFL")
         weights = shares(losses)
         step = weighted_mean(cohort, weights)

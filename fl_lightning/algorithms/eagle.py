@@ -76,11 +76,7 @@ class EAGLE(ServerRule):
             )
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """Returns ``sum_i p_i u_i`` with ``p_i = (1 + 2 lam (r_i - mean r)) / m`` and gaps ``r_i = F_i - F_i*``.
-
-        Raises:
-            ValueError: the cohort lacks losses, or the clients' lowest ones, or a row is not finite.
-        """
+        """Returns ``sum_i p_i u_i`` with ``p_i = (1 + 2 lam (r_i - mean r)) / m`` and gaps ``r_i = F_i - F_i*``."""
         gaps = cohort.known_losses - self._lowest(cohort)
         weights = (1 + 2 * self.lam * (gaps - gaps.mean())) / len(cohort)
         weights = shares(weights.clamp_min(0)) if self.clip else weights

@@ -55,12 +55,7 @@ class FairFed(ServerRule):
         self._client = GroupCounts(notion)
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """Returns ``sum_k w_k u_k / sum_k w_k``.
-
-        Raises:
-            ValueError: the cohort lacks the clients' counts, some are none of the client's samples, or a row is not
-                finite.
-        """
+        """Returns ``sum_k w_k u_k / sum_k w_k``."""
         gaps = _gaps(cohort)
         whole = cohort.num_samples or float(cohort.sizes.sum())
         before = self.weights.vector(cohort.client_ids, cohort.sizes / whole)

@@ -49,11 +49,7 @@ class FairReg(ServerRule):
         self._client = Disparities("FairReg", notion, sharpness, num_groups)
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """Returns ``sum_k (u_k + lambda v_k)``, the rows of the losses and of the disparities.
-
-        Raises:
-            ValueError: the cohort carries no disparities, or a row is not finite.
-        """
+        """Returns ``sum_k (u_k + lambda v_k)``, the rows of the losses and of the disparities."""
         disparities, companions = reported_disparities(cohort, "FairReg")
         known = ~disparities.isnan()
         ones = torch.ones(len(cohort), dtype=torch.float64)

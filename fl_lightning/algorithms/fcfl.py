@@ -139,19 +139,15 @@ class FCFL(ServerRule):
             raise ValueError(f"budget of FCFL must be {expected}, found {len(self.budget)}")
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """See the class.
-
-        Raises:
-            ValueError: the cohort lacks losses, disparities or the learning rate, or a row is not finite.
-        """
+        """See the class."""
         m, losses, eta = len(cohort), cohort.known_losses, cohort.client_lr
         if eta is None:
             raise ValueError("client_lr must be given: FCFL compares norms of gradients")
         excess, companions, true = torch.full_like(losses, torch.nan), None, None
         if self.budget is not None:
             disparities, companions = reported_disparities(cohort, "FCFL")
-            excess = self.excess(cohort, disparities)
-            true = self._noted(cohort, disparities)
+            budgets = self._budgets(cohort.client_ids)
+            excess, true = disparities - budgets, self._true_excess(cohort, disparities, budgets)  # g'_k = g_k - eps_k
         gram = disparity_gram(cohort, companions, "FCFL")  # K [2m, 2m]
         if not bool(gram.any()):
             return no_step(self, cohort)
@@ -180,31 +176,26 @@ class FCFL(ServerRule):
             scalars |= {"without_group": float((~known).sum())}
             scalars |= {"excess": float(excess[known].max())} if bool(known.any()) else {}
             if true is not None and bool(known.any()):
-                scalars |= {"true_excess": float(self.excess(cohort, true)[known].max())}
+                scalars |= {"true_excess": float(true[known].max())}
         self.report = StepReport(weights=c[:m], flagged=flagged, scalars=scalars)
         step = cohort.updates.combine(c[:m])
         return step if companions is None else companions.combine(c[m:], out=step)
 
-    def _noted(self, cohort: Cohort, surrogates: Tensor) -> Tensor | None:
-        """``[m]`` the true disparities, which it remembers; ``None`` if clients have not counted their predictions."""
+    def _true_excess(self, cohort: Cohort, surrogates: Tensor, budgets: Tensor) -> Tensor | None:
+        """``[m]`` of the true disparities, which it remembers; ``None`` if clients have not counted predictions."""
         true = true_disparities(cohort)
-        if true is not None:
-            self.surrogates.put(cohort.client_ids, surrogates)
-            self.disparities.put(cohort.client_ids, true)
-            self.lowest = min(self.lowest, lowest_score(cohort))
-        return true
+        if true is None:
+            return None
+        self.surrogates.put(cohort.client_ids, surrogates)
+        self.disparities.put(cohort.client_ids, true)
+        self.lowest = min(self.lowest, lowest_score(cohort))
+        return true - budgets
 
-    def excess(self, cohort: Cohort, disparities: Tensor) -> Tensor:
-        """``g'_k = g_k - eps_k`` ``[m]``, NaN where the disparity is undefined.
-
-        Raises:
-            ValueError: a client has no budget.
-        """
-        ids = cohort.client_ids
+    def _budgets(self, ids: Sequence[int]) -> Tensor:
         if isinstance(self.budget, tuple) and not 0 <= min(ids) <= max(ids) < len(self.budget):
             found = f"{len(self.budget)} for clients {ids}"
             raise ValueError(f"budget of FCFL must have an entry for every client id, found {found}")
-        return disparities - torch.tensor([self._budget_of(client) for client in ids], dtype=torch.float64)
+        return torch.tensor([self._budget_of(client) for client in ids], dtype=torch.float64)
 
     def _budget_of(self, client: int) -> float:
         return self.budget[client] if isinstance(self.budget, tuple) else (self.budget or 0.0)

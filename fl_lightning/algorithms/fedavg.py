@@ -38,11 +38,7 @@ class FedAvg(ServerRule):
         return sizes / sizes.sum() if self.weighting == "samples" else torch.full_like(sizes, 1.0 / len(sizes))
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """Returns ``sum_i p_i u_i`` with ``p_i = n_i / n`` or ``1 / m``.
-
-        Raises:
-            ValueError: a row is not finite.
-        """
+        """Returns ``sum_i p_i u_i`` with ``p_i = n_i / n`` or ``1 / m``."""
         weights = FedAvg.known_weights(self, cohort.sizes)  # not those of a class that does more to the step
         step = weighted_mean(cohort, weights)
         self.report = StepReport(weights=weights)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from fl_lightning.algorithms._shared.previous_models import PreviousModels
 from fl_lightning.algorithms.fedavg import FedAvg
+from fl_lightning.algorithms.moon import PreviousModels
 from fl_lightning.algorithms.records import LocalWork
 from fl_lightning.arguments import FILLED, Bounds, check_unused, checked
 from fl_lightning.core.layout import ParamLayout

@@ -56,11 +56,7 @@ class FedFa(ServerRule):
         self.beta, self.gamma = beta, gamma
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """Returns the momentum ``v <- gamma v + sum_i p_i u_i``.
-
-        Raises:
-            ValueError: accuracies are missing or no shares between 0 and 1, or a row is not finite.
-        """
+        """Returns the momentum ``v <- gamma v + sum_i p_i u_i``."""
         accuracies = reported(cohort, "accuracy", (), "FedFa")
         require_parts(accuracies, 1, cohort, "accuracy", "FedFa")
         counts = {client: self.counts.get(client, 0) + 1 for client in cohort.client_ids}

@@ -61,12 +61,7 @@ class FedFB(ServerRule):
         self._client = FairBatches(alpha, num_groups)
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """Returns the mean of the updates, weighted by the sums of the clients' ``v``.
-
-        Raises:
-            ValueError: the cohort lacks the clients' counts and losses, some are none that a client can have, or a row
-                is not finite.
-        """
+        """Returns the mean of the updates, weighted by the sums of the clients' ``v``."""
         counts, losses = _tallies(cohort, self.num_groups)
         sums = (self._client.weights() * counts).sum((1, 2))
         weights = shares(sums)

@@ -88,11 +88,7 @@ class FedFV(RemembersRows):
         self._rounds_share, self._counts_own_round = reading == "paper", reading == "code"
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """See the class.
-
-        Raises:
-            ValueError: the cohort has no losses, or a row is not finite.
-        """
+        """See the class."""
         m, t, losses = len(cohort), cohort.round, cohort.known_losses  # line 4
         outside = 0 < self.tau <= t  # line 7
         rows = self.joint_rows(cohort, t - self.tau + self._counts_own_round if outside else math.inf)

@@ -40,11 +40,7 @@ class FedGini(ServerRule):
         self.epsilon = epsilon
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """Returns ``sum_i p_i u_i``.
-
-        Raises:
-            ValueError: the cohort has no losses, or a row is not finite.
-        """
+        """Returns ``sum_i p_i u_i``."""
         losses, m = cohort.known_losses, len(cohort)
         k = torch.arange(m, dtype=torch.float64)
         by_rank = 1 + 3 * (1 - self.epsilon) * k * (k + 1) / max(1, (m - 1) * m * (m + 1))

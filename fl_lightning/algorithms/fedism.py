@@ -59,11 +59,7 @@ class FedISM(ServerRule):
         self._client = SharpnessAware(rho, alpha)
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """Returns ``sum_i w_i u_i``.
-
-        Raises:
-            ValueError: the cohort lacks the clients' sharpness, or a sharpness or a row is not finite.
-        """
+        """Returns ``sum_i w_i u_i``."""
         sharpness = reported(cohort, SHARPNESS, (), "FedISM")
         weights = shares((shares(sharpness.clamp_min(LEAST)) + LEAST) ** self.q)
         before = shares(self.weights.vector(cohort.client_ids, weights))

@@ -49,19 +49,16 @@ class FedLF(RemembersRows):
     online rows.
 
     If a layer has no direction, because it is 1e-4 times shorter than the rows or because rounding could turn a slope
-    around, FedLF tries in turn:
+    around, FedLF tries in turn: only as many remembered rows, the newest, as keep the rows within the layer's columns;
+    these without the fair-driven row, which can make the direction zero where rows depend linearly, against the paper's
+    claim; the layer combined with the next one (the last with the previous one), from all rows on again; where none is
+    left to combine with, no remembered rows, with and without the fair-driven row. If all fail the layer is not
+    updated. The report is flagged where any of this was tried, and where the direction is 100 times shorter than the
+    mean of the online rows before it is made as long: clients then agree on nearly everything, and the step follows
+    what little tells them apart.
 
-    1. fewer remembered rows, the newest, until the rows no longer outnumber the layer's columns;
-    2. these without the fair-driven row, which can make the direction zero where the rows depend linearly, against the
-       paper's claim;
-    3. the layer combined with the next one (the last layer with the previous one), from all rows on again;
-    4. no remembered rows, with and without the fair-driven row, where no layer is left to combine with.
-
-    If all fail the layer is not updated. The report is flagged from 1 on. It is also flagged where the direction is 100
-    times shorter than the mean of the online rows before it is made as long: clients then agree on nearly everything,
-    and the fair-driven row makes the step follow what little tells them apart. A row is left out of a layer where it is
-    1e-8 times shorter than the median of the online ones; a layer without rows is not updated. The fair-driven row is
-    left out for one client, for equal losses and for losses that are all 0. If all rows are zero, the step is zero,
+    A row is left out of a layer where it is 1e-8 times shorter than the median of the online ones. The fair-driven row
+    is left out for one client, for equal losses and for losses that are all 0. If all rows are zero, the step is zero,
     flagged, and nothing is remembered.
 
     Args:
@@ -109,11 +106,7 @@ class FedLF(RemembersRows):
         self._equal_lengths, self._combines = reading != "paper", reading != "code"
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """See the class.
-
-        Raises:
-            ValueError: the cohort has no losses, or a row is not finite.
-        """
+        """See the class."""
         rows = self.joint_rows(cohort, self._since(cohort))  # line 4, and the absent clients of section 3.3
         m, q = len(cohort), self._fair_weights(cohort.known_losses)  # line 5, equation 5
         seen = rows.look(*self._fragments(rows.gram, cohort, q, len(rows.absent)))  # lines 6 to 8

@@ -79,11 +79,7 @@ class FedMDFG(RemembersRows):
         self._losses_may_rise = self._skips_angle_test = self._some_must_gain = reading == "code"
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """See the class.
-
-        Raises:
-            ValueError: the cohort lacks losses, the learning rate or ``losses_at``, or a row is not finite.
-        """
+        """See the class."""
         m, losses, eta, losses_at = len(cohort), cohort.known_losses, cohort.client_lr, cohort.losses_at
         if eta is None or losses_at is None:
             raise ValueError("client_lr and losses_at must be given: FedMDFG searches along its direction for the step")

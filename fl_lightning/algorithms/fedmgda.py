@@ -48,11 +48,7 @@ class FedMGDAPlus(ServerRule):
         self.server_lr = server_lr
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """See the class.
-
-        Raises:
-            ValueError: the cohort lacks the learning rate that is the step size, or a row is not finite.
-        """
+        """See the class."""
         eta = cohort.client_lr if self.server_lr is None else self.server_lr
         if eta is None:
             raise ValueError("client_lr must be given: it is the step size of FedMGDAPlus unless server_lr is set")

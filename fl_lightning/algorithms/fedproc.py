@@ -13,8 +13,8 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fl_lightning.algorithms._shared.prototypes import ClassPrototypes
 from fl_lightning.algorithms.fedavg import FedAvg
+from fl_lightning.algorithms.fedproto import ClassPrototypes
 from fl_lightning.algorithms.records import Federation, LocalWork
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.storage.declared import server_state

@@ -62,11 +62,7 @@ class FedPW(ServerRule):
         self.drop_rate, self.beta = drop_rate, beta
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """Returns the weighted mean of the adjusted updates, with weights that this round has a say in.
-
-        Raises:
-            ValueError: the cohort has no losses, a loss is negative, or a row is not finite.
-        """
+        """Returns the weighted mean of the adjusted updates, with weights that this round has a say in."""
         losses, updates = nonnegative_losses(cohort, "FedPW"), cohort.updates
         require_finite(updates.norms().isfinite(), cohort, "FedPW")
         if stands_still(cohort):

@@ -67,11 +67,7 @@ class MMPF(ServerRule):
         self.alpha, self.k_min = alpha, k_min
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """Returns ``sum_k mu_k u_k``, or the way back to the model that was kept.
-
-        Raises:
-            ValueError: the cohort has no losses or ``losses_at``, or a row is not finite.
-        """
+        """Returns ``sum_k mu_k u_k``, or the way back to the model that was kept."""
         losses = cohort.known_losses
         if cohort.losses_at is None:
             raise ValueError("losses_at must be given: MMPF compares its model with the kept one on the same clients")

@@ -42,12 +42,7 @@ class QFedAvg(ServerRule):
         self.q = q
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """Returns ``sum_i Delta_i / sum_i h_i`` (Algorithm 2).
-
-        Raises:
-            ValueError: losses or ``client_lr`` are missing, a loss is negative, the learning rate is 0 although clients
-                moved, or a row is not finite.
-        """
+        """Returns ``sum_i Delta_i / sum_i h_i`` (Algorithm 2)."""
         losses = nonnegative_losses(cohort, "QFedAvg") + OFFSET
         if cohort.client_lr is None:
             raise ValueError("client_lr must be given: QFedAvg takes 1 / client_lr for the Lipschitz constant")

@@ -53,11 +53,7 @@ class SCAFFOLD(ServerRule):
         self._client = ControlVariates(control_device, weighting)
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """Returns ``eta_g sum_i p_i u_i`` (Algorithm 1, line 17) with ``p_i = 1 / m`` or ``n_i / n``.
-
-        Raises:
-            ValueError: a row is not finite.
-        """
+        """Returns ``eta_g sum_i p_i u_i`` (Algorithm 1, line 17) with ``p_i = 1 / m`` or ``n_i / n``."""
         weights = self.server_lr * (data_weights if self.weighting == "samples" else uniform_weights)(cohort)
         step = weighted_mean(cohort, weights)
         self.report = StepReport(weights=weights)

@@ -51,11 +51,7 @@ class TERM(ServerRule):
         self.averages = reading == "library"
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """Returns ``sum_i c_i u_i`` with ``c_i`` proportional to ``exp(t F_i)``.
-
-        Raises:
-            ValueError: the cohort has no losses, or a row is not finite.
-        """
+        """Returns ``sum_i c_i u_i`` with ``c_i`` proportional to ``exp(t F_i)``."""
         losses, m = cohort.known_losses, len(cohort)
         tilted = self.t * (losses - losses.max() if self.reading != "paper" else losses)
         log_r = self._moving_average(float(torch.logsumexp(tilted, 0)) - math.log(m))

@@ -41,11 +41,7 @@ class UPGrad(ServerRule):
         self.layers = layers
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """Returns ``1/m sum_i pi(u_i)`` per layer, ``pi`` the projection onto ``{d : u_j . d >= 0 for all j}``.
-
-        Raises:
-            ValueError: a row is not finite.
-        """
+        """Returns ``1/m sum_i pi(u_i)`` per layer, ``pi`` the projection onto ``{d : u_j . d >= 0 for all j}``."""
         gram, m = cohort.updates.gram(), len(cohort)
         diagonal = gram.diagonal(dim1=-2, dim2=-1)
         require_finite(diagonal.isfinite().all(0), cohort, "UPGrad")

@@ -58,11 +58,7 @@ class Bulyan(Guard):
         return m - 2 * assumed(self.dishonest, m)
 
     def judge(self, cohort: Cohort) -> Verdict:
-        """See the class.
-
-        Raises:
-            CannotGuardError: the cohort is too small.
-        """
+        """See the class."""
         m = len(cohort)
         f = assumed(self.dishonest, m)
         require_clients(m, self)

@@ -70,11 +70,7 @@ class TrimmedMean(Guard):
         return 2 * assumed(self.dishonest, m) + 1
 
     def judge(self, cohort: Cohort) -> Verdict:
-        """See the class.
-
-        Raises:
-            CannotGuardError: the cohort is too small.
-        """
+        """See the class."""
         m, rows = len(cohort), cohort.updates.rows
         b = assumed(self.dishonest, m)
         require_clients(m, self)

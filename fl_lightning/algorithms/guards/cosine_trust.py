@@ -53,11 +53,7 @@ class CosineTrust(Guard):
             raise ValueError(f"client of CosineTrust must be an id below {num_clients}, found {self.client}")
 
     def judge(self, cohort: Cohort) -> Verdict:
-        """See the class.
-
-        Raises:
-            CannotGuardError: there is no trusted update, or none that it trusts.
-        """
+        """See the class."""
         updates, m = cohort.updates, len(cohort)
         if self.client not in cohort.client_ids:
             raise CannotGuardError(f"no report of client {self.client}, with which CosineTrust compares the others")

@@ -55,11 +55,7 @@ class MultiKrum(Guard):
         return m - assumed(self.dishonest, m) if self.keep is None else self.keep
 
     def judge(self, cohort: Cohort) -> Verdict:
-        """See the class.
-
-        Raises:
-            CannotGuardError: the cohort is too small.
-        """
+        """See the class."""
         m = len(cohort)
         f = assumed(self.dishonest, m)
         require_clients(m, self)
