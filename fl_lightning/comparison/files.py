@@ -16,7 +16,6 @@ from fl_lightning.report import FitRecord, record_from_json, record_to_json
 _PATIENCE = 3.0
 """Seconds: the processes of a command that was killed end a moment later."""
 _SHOWN = 6
-_MISSING = "not given"
 
 
 def write_run(path: Path, record: FitRecord) -> None:
@@ -66,21 +65,19 @@ def check_configuration(folder: Path, configuration: Mapping[str, Mapping[str, A
     except ValueError as error:
         raise ValueError(f"{file} cannot be read ({error}): take another folder, or delete this one") from error
     changed = [
-        f"{name} of {part} was {_short(old[part].get(name, _MISSING))} and is {_short(new[part].get(name, _MISSING))}"
-        for part in new
-        if part in old
+        f"{name} of {part} was {before} and is {now}"
+        for part in new.keys() & old.keys()
         for name in {**old[part], **new[part]}
-        if old[part].get(name, _MISSING) != new[part].get(name, _MISSING)
+        if (before := _entry(old[part], name)) != (now := _entry(new[part], name))
     ]
     if changed:
         more = f", and {len(changed) - _SHOWN} more entries" if len(changed) > _SHOWN else ""
         raise ValueError(
-            f"{folder} holds runs of another configuration: {', '.join(changed[:_SHOWN])}{more}. Take another folder, "
-            "or delete this one"
+            f"{folder} holds runs of another configuration: {', '.join(sorted(changed)[:_SHOWN])}{more}. Take another "
+            "folder, or delete this one"
         )
     write_text(file, json.dumps({**old, **new}, indent=1, sort_keys=True))
 
 
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _entry(entries: Mapping[str, Any], name: str) -> str:
+    return str(entries[name]) if name in entries else "not given"

@@ -45,7 +45,8 @@ def notes(
         found.append(
             f"Learning rates: of {', '.join(f'{rate:g}' for rate in plan.learning_rates)}, each method has the one "
             f"that is best by {_WORDS[measure.select]} of {measure.picked_by} on {STAGES[measure.selected_on]} data "
-            f"at the end of the fit, {_picking(plan, repeated)}."
+            f"at the end of the fit, on average over {plural(len(plan.picking), 'run')}"
+            + (f", the first of {len(plan.repetitions)}: the others have run with it alone." if plan.others else ".")
         )
         if measure.selected_on == measure.reported_on:
             found[-1] += (
@@ -102,11 +103,3 @@ def _edges(plan: Plan, rows: Sequence[MethodSummary]) -> list[str]:
                 f"The {word} learning rate, {rate:g}, was picked for {methods}: a {further} one may be better."
             )
     return found
-
-
-def _picking(plan: Plan, repeated: str) -> str:
-    if not plan.others:
-        return f"on average over {repeated}"
-    seeds, base = ", ".join(str(one.seed) for one in plan.picking), " on the first division" * (plan.divisions > 1)
-    how = f"with seed {seeds}{base} alone" if len(plan.picking) == 1 else f"on average over the seeds {seeds}{base}"
-    return f"{how}; all else has run with it and with no other"

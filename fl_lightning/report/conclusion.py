@@ -27,12 +27,12 @@ def conclude(rows: Sequence[MethodSummary], metric: str, mode: Mode) -> list[str
     The method that is best for whoever is worst stands against the bounds, and the best of the others against the first
     method. Rows without values do not count.
     """
-    infinite = [row.method for row in rows if row.infinite]
-    usable = [row for row in rows if row.numbers.get("worst") and row.numbers.get("mean") and not row.infinite]
+    endless = [row.method for row in rows if row.not_finite]
+    usable = [row for row in rows if row.numbers.get("worst") and row.numbers.get("mean") and not row.not_finite]
     methods = [row for row in usable if not row.bound]
     pairs = [(row, _best(methods, mode)) for row in usable if row.bound and methods]
     pairs += [(methods[0], _best(methods[1:], mode))] if methods[1:] else []
-    found = [f"With {', '.join(infinite)}, the {metric} of a client is infinite at the end."] * bool(infinite)
+    found = [f"With {', '.join(endless)}, a run ends with clients whose {metric} is not finite."] * bool(endless)
     return found + [_contrast(base, other, metric, mode) for base, other in pairs]
 
 
@@ -59,13 +59,11 @@ def lede(methods: Sequence[Method], stage: Stage, table: Summary | None) -> list
         return ["No evaluation has told the clients apart yet.", "So nobody can say who is worst off."]
     rows = [replace(row, method=_quoted(row.method)) for row in table.rows]
     found, first = conclude(rows, table.metric, table.mode), methods[0]
-    if rows[0].infinite:
-        return [*found, "No number below counts that client, so they cannot say who is worst off."]
+    if rows[0].not_finite:
+        return [*found, "No number below counts that run, so they cannot say who is worst off."]
     metric = first.own(table.metric, stage)
     everyone = first.clients(metric, stage)
     points = [point for point in everyone if not isnan(point.value)]
-    if not points:
-        return [*found, f"{first.label} has no value of {metric} for any client."]
     after = f"After {plural(len(first.first.rounds), 'round')} of {_quoted(first.label)}"
     if len(first.fits) > 1:
         after += f" ({plural(len(first.fits), 'seed')})"

@@ -72,11 +72,6 @@ class Method:
         last, name = (record.last_values(stage) for record in self.records), f"{PERSONAL}{metric}"
         return name if any(values is not None and name in values.values for values in last) else metric
 
-    def ends_infinite(self, metric: str, stage: Stage) -> bool:
-        """Whether a client's last value is infinite in some fit."""
-        pairs = ((record, record.last_values(stage)) for record in self.records)
-        return any(values is not None and count_infinite(record, values, metric) > 0 for record, values in pairs)
-
     def clients(self, metric: str, stage: Stage) -> list[ClientPoint]:
         """Every client's last value, the worst first, and last those without one, who have NaN.
 

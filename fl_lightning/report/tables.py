@@ -60,7 +60,6 @@ class MethodSummary:
     seconds: float = nan  # of all rounds of a run, with their evaluations
     not_finite: int = 0  # repetitions whose numbers are not finite, and left out
     without_value: int = 0  # clients that other rows count, without a value in one repetition at least
-    infinite: bool = False  # a client's value is infinite at the end of a repetition
     numbers: Mapping[str, Mapping[Repetition, float]] = field(default_factory=dict)  # by name, of each repetition
 
 
@@ -97,7 +96,6 @@ def summaries(
             seconds=method.seconds,
             not_finite=len(method.fits) - len(numbers[label].get("mean", ())),
             without_value=len(everyone - several[0].intersection(*several)) if several else 0,
-            infinite=method.ends_infinite(name, stage),
             numbers=numbers[label],
             **estimates,
         )

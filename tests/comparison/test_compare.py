@@ -116,7 +116,7 @@ def test_fewer_seeds_pick_than_are_reported_also_after_an_interruption(tmp_path,
     said = capfd.readouterr().err
     assert "3 methods x (2 learning rates x 1 seed, 2 seeds more with the picked one) = 12 runs, of which 0 are" in said
     assert all(f"[{number}/12] " in said for number in range(1, 13))
-    assert "with seed 0 alone; all else has run with it and with no other." in " ".join(str(whole).split())
+    assert "on average over 1 run, the first of 3: the others have run with it alone." in " ".join(str(whole).split())
 
     kept, end = [], Runner.carry_out
 

@@ -46,7 +46,7 @@ def test_an_infinite_value_of_a_client_alone_stays_one():
     # Nor does a report call another client the worst off.
     methods = by_method([found])
     (first, *_) = lede(methods, "val", comparison(methods, "val"))
-    assert first == "With \u2068FedAvg\u2069, the val_acc of a client is infinite at the end."
+    assert first == "With \u2068FedAvg\u2069, a run ends with clients whose val_acc is not finite."
 
 
 def test_a_file_comes_back_as_it_was_written_or_not_at_all(tmp_path):

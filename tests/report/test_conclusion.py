@@ -73,9 +73,9 @@ def test_numbers_that_are_large_have_fewer_digits():
     assert "goes from acc 20,500.0 ± 707.1 to 10,000.0 ± 0.0 (better), and the mean from 1.0 ± 0.0" in text
 
 
-def test_rows_with_an_infinite_value_are_named_and_left_out():
-    found = concluded({"A": WEAK, "B": GOOD, "C": WEAK}, B={"infinite": True})
-    assert found[0] == "With B, the acc of a client is infinite at the end."
+def test_rows_with_values_that_are_not_finite_are_named_and_left_out():
+    found = concluded({"A": WEAK, "B": GOOD, "C": WEAK}, B={"not_finite": 1})
+    assert found[0] == "With B, a run ends with clients whose acc is not finite."
     assert [text.split(",")[0] for text in found[1:]] == ["With C instead of A"]
 
 
