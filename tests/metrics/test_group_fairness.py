@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-import logging
 import math
 import re
 from pathlib import Path
@@ -7,13 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support import Classifier as Plain
-from support import federated_blobs, fresh, quiet_trainer
 from torchmetrics.classification import BinaryAUROC
 
 import fl_lightning as fl
 from fl_lightning.lightning.names import LightningModule
-from fl_lightning.metrics import ByGroup, DemographicParity, EqualizedOdds, EqualOpportunity, functional
+from fl_lightning.metrics import DemographicParity, EqualizedOdds, EqualOpportunity, functional
 
 CLIENTS = 5
 METRICS = {"dp": DemographicParity, "eo": EqualOpportunity, "odds": EqualizedOdds}
@@ -156,62 +153,3 @@ def test_the_code_of_the_page_runs():
     judge.validation_step((torch.randn(300, 2), labels, groups), 0)
     assert set(logged) == {"val_parity_gap", "val_odds_ratio", "val_auroc_gap"}
     assert all(0 <= value <= 1 for value in logged.values())
-
-
-class Judged(Plain):
-    """Compares two groups that the first feature tells apart, by a rate and by an AUROC."""
-
-    def __init__(self):
-        super().__init__()
-        self.gap, self.auroc = DemographicParity(), ByGroup(BinaryAUROC())
-
-    def people(self, batch):
-        scores = self(batch[0])
-        return scores.argmax(1) < 2, (batch[0][:, 0] > 0).long(), scores[:, 0].sigmoid(), (batch[1] == 0).long()
-
-    def validation_step(self, batch, batch_idx):
-        predicted, groups, scores, labels = self.people(batch)
-        self.gap.update(predicted, groups)
-        self.auroc.update(scores, labels, groups=groups)
-        self.log("val_disparity", self.gap)
-        self.log("val_auroc_gap", self.auroc)
-
-
-def auroc_by_hand(scores, labels):
-    positive, negative = scores[labels == 1], scores[labels == 0]
-    if not len(positive) or not len(negative):
-        return math.nan
-    difference = positive[:, None] - negative[None, :]
-    return float(((difference > 0).double() + (difference == 0).double() / 2).mean())
-
-
-@pytest.mark.fit
-@pytest.mark.filterwarnings("ignore:.* is undefined for client")  # that lacks a group, or a class in one
-@pytest.mark.filterwarnings("ignore:No (positive|negative) samples in targets")
-def test_logged_by_a_module_they_give_every_clients_own_and_the_pooled_value(caplog):
-    strategy = fl.FederatedStrategy(seed=1)
-    trainer, data = quiet_trainer(strategy, 1), federated_blobs()
-    module = fresh(Judged)
-    with caplog.at_level(logging.INFO):
-        trainer.fit(module, data)
-    assert "Federated fit on" in caplog.text
-    assert not re.search("once more|passes something on", caplog.text)
-    loaders, gaps, aurocs, everything = data.val_dataloader(), {}, {}, []
-    for client in range(6):
-        batches = [module.people(batch) for batch, _ in loaders.batches(client, seed=None)]
-        predicted, groups, scores, labels = map(torch.cat, zip(*batches, strict=True))
-        everything.append((predicted, groups))
-        gaps[client] = gap_by_loop(predicted.long(), predicted, groups)
-        by_group = [auroc_by_hand(scores[groups == g], labels[groups == g]) for g in (0, 1)]
-        aurocs[client] = abs(by_group[0] - by_group[1])
-    record = strategy.last_evaluation
-    own = {name: dict(zip(record.client_ids, values.tolist(), strict=True)) for name, values in record.values.items()}
-    assert own["val_disparity"] == pytest.approx(gaps, nan_ok=True, abs=1e-6)
-    assert own["val_auroc_gap"] == pytest.approx(aurocs, nan_ok=True, abs=1e-6)
-    assert not all(map(math.isnan, aurocs.values()))
-    predicted, groups = (torch.cat(parts) for parts in zip(*everything, strict=True))
-    pooled = gap_by_loop(predicted.long(), predicted, groups)
-    assert float(trainer.callback_metrics["val_disparity"]) == pytest.approx(pooled, abs=1e-6)
-    worst = max(value for value in gaps.values() if not math.isnan(value))
-    assert float(trainer.callback_metrics["fed/val_disparity/max"]) == pytest.approx(worst, abs=1e-6)
-    assert "fed/val_disparity/angle" not in trainer.callback_metrics, "smaller disparities are better"

@@ -23,6 +23,8 @@ from torchmetrics.classification import (
     MulticlassRecall,
 )
 
+from fl_lightning.metrics import DemographicParity
+
 
 def accuracy():
     return MulticlassAccuracy(CLASSES, average="micro")
@@ -97,11 +99,14 @@ class Metrics(Gathers):
         # Precision and recall share their state.
         kinds = (MulticlassPrecision, MulticlassRecall)
         self.group = MetricCollection([kind(CLASSES, average="micro") for kind in kinds], prefix="group_")
+        self.gap = DemographicParity()
 
     def add(self, logits, y, index):
         self.acc(logits, y)
         self.group.update(logits, y)
         self.log_dict(self.group)
+        self.gap.update((logits.argmax(1) < 2).long(), torch.arange(len(y)) % 2)
+        self.log("gap", self.gap)
         self.pair.update(logits, y)
         self.same.update(logits, y)
         self.scores["hidden"].update(logits, y)
