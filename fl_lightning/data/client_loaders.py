@@ -20,8 +20,6 @@ from fl_lightning.core.tensors import digest
 from fl_lightning.data.client_indices import ClientIndices, gathered, tensor_source
 from fl_lightning.data.labels import labels_at_hand, num_samples
 
-_NAMED = 5  # samples in an error
-
 
 @checked(batch_size=Bounds(1), num_workers=Bounds(0), timeout=Bounds(0), prefetch_factor=Bounds(1))
 @dataclass(frozen=True)
@@ -239,18 +237,15 @@ class ClientLoaders:
             prefetch_factor=settings.prefetch_factor,
             generator=torch.Generator().manual_seed(seed),
         )
-        batches = iter(loader)
-        for chosen in chunks:
-            try:
-                batch = next(batches)
-            except StopIteration as end:
-                some = f"{chosen[:_NAMED]}{' ...' if len(chosen) > _NAMED else ''}"
-                raise RuntimeError(
-                    f"{type(self.dataset).__name__} or what it reads from raised StopIteration for one of the samples "
-                    f"{some}: let it raise IndexError, or say what went wrong"
-                ) from end
+        done = 0
+        for batch, chosen in zip(loader, chunks, strict=False):
             yield batch, len(chosen)
-        next(batches, None)  # ends its workers
+            done += 1
+        if done < len(chunks):
+            raise RuntimeError(
+                f"{type(self.dataset).__name__}, or what it reads from, must raise IndexError where no sample is, "
+                f"found StopIteration in batch {done + 1} of {len(chunks)}"
+            )
 
 
 class VisitLoader(ClientLoaders):
