@@ -65,11 +65,6 @@ def test_number_that_keep_theirs_by_the_paper(m, alpha, kept):
     assert FedFV(alpha, reading="paper")._kept(m) == kept
 
 
-def test_a_single_row_is_remembered_where_it_was_asked_for():
-    rule = FedFV(max_history=1, history_device="meta")
-    assert (rule.max_history, rule.history_device) == (1, "meta")
-
-
 @pytest.mark.parametrize("scale", [1.0, 1e40])
 @pytest.mark.parametrize(("absent", "conflicts"), [([0.0, 1.0], 0), ([-1.0, 1.0], 1)])
 def test_an_absent_row_at_a_right_angle_is_no_conflict_however_long_rows_are(scale, absent, conflicts):
