@@ -488,6 +488,10 @@ class Lost:
         before, self.phase = self.phase, Phase.HOT
         return before.value
 
+    def replaces_a_method(self, x):
+        before, self.extra_repr = "extra_repr" in vars(self), lambda: ""
+        return 1.2 if before else 1.0
+
     def makes_a_cache(self, x, lin=lambda: nn.Linear(WIDTH, 1)):
         if not hasattr(self.lin, "cache"):
             self.lin.register_buffer("cache", torch.ones(()), persistent=False)
@@ -567,6 +571,7 @@ LOST = {
     "turns_a_complex_number": "z (a complex)",
     "changes_a_sparse_tensor": "t (a torch.sparse.FloatTensor)",
     "turns_an_enum": "phase (a Phase)",
+    "replaces_a_method": "extra_repr (it hides a part of its class)",
 }
 
 

@@ -16,12 +16,12 @@ from torch import nn
 from torchmetrics import Metric
 
 from fl_lightning.core.errors import ModuleError
-from fl_lightning.core.modules import preserve_modes, submodules
+from fl_lightning.core.modules import preserve_modes, shadowed, submodules
 from fl_lightning.lightning.metric_state import MetricDelta, MetricState
 from fl_lightning.lightning.module.changes import Change, merge, read, written
 from fl_lightning.lightning.module.objects import Constant, Object
 from fl_lightning.lightning.module.plain_values import NO_LIMITS, Limits
-from fl_lightning.lightning.module.snapshot import ModuleSnapshot, shadowed
+from fl_lightning.lightning.module.snapshot import ModuleSnapshot
 from fl_lightning.lightning.names import rank_zero_warn
 
 

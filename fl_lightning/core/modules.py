@@ -56,6 +56,20 @@ def preserve_modes(parts: Iterable[tuple[str, nn.Module]]) -> Iterator[None]:
                 part.training = mode
 
 
+@contextmanager
+def shadowed(owner: object, **values: Any) -> Iterator[None]:
+    """Puts other values in front of attributes and methods of an object, and takes them away in the end."""
+    attributes = vars(owner)  # nn.Module's own way of setting one would register submodules and tensors
+    hidden = {name: attributes[name] for name in values if name in attributes}
+    attributes.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del attributes[name]
+        attributes.update(hidden)
+
+
 def _visit(module: nn.Module, name: str, seen: set[int], found: list[tuple[str, nn.Module]]) -> None:
     if id(module) in seen:
         return

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from fl_lightning.core.modules import shadowed
 from fl_lightning.lightning.inspection import is_overridden, takes_batch_index
-from fl_lightning.lightning.module.snapshot import shadowed
 from fl_lightning.lightning.names import Trainer, TrainerFn, lightning_module
 
 if TYPE_CHECKING:

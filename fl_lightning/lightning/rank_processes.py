@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
+from fl_lightning.core.modules import shadowed
 from fl_lightning.core.processes import end_with_parent
-from fl_lightning.lightning.module.snapshot import shadowed
 from fl_lightning.lightning.names import Trainer, lightning_module
 
 _START = timedelta(minutes=10)

@@ -20,9 +20,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat, prints
 
-from fl_lightning.core.modules import submodules
+from fl_lightning.core.modules import shadowed, submodules
 from fl_lightning.lightning.metric_state import in_forward
-from fl_lightning.lightning.module.snapshot import shadowed
 from fl_lightning.lightning.names import LightningModule
 
 

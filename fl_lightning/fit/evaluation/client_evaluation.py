@@ -14,7 +14,7 @@ import torch
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.errors import ModuleError
-from fl_lightning.core.modules import submodules
+from fl_lightning.core.modules import shadowed, submodules
 from fl_lightning.core.processes import balanced_split
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.fit.evaluation.one_client import Alone, PersonalEvaluation
@@ -25,7 +25,7 @@ from fl_lightning.lightning.logged_values import ClientLogs, ClientValues, Logge
 from fl_lightning.lightning.metric_state import MetricDelta, last_value, updates_of
 from fl_lightning.lightning.module.changes import read, written
 from fl_lightning.lightning.module.objects import Object
-from fl_lightning.lightning.module.snapshot import ModuleSnapshot, shadowed
+from fl_lightning.lightning.module.snapshot import ModuleSnapshot
 from fl_lightning.lightning.names import LightningModule, Trainer
 from fl_lightning.lightning.ranks import Ranks
 from fl_lightning.lightning.undefined_metrics import LogNotes

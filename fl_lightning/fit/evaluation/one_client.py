@@ -15,12 +15,11 @@ from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.clients.client_optimizers import group_options
 from fl_lightning.core.layout import LayerSpec, ParamLayout, layout_difference, layout_fingerprint, names_in
 from fl_lightning.core.model_snapshot import ModelPart, Snapshot, standing_in
-from fl_lightning.core.modules import preserve_modes, submodules, trained_parameters
+from fl_lightning.core.modules import preserve_modes, shadowed, submodules, trained_parameters
 from fl_lightning.core.storage import rule_state
 from fl_lightning.fit.loaders import EvaluationLoader, counts_of
 from fl_lightning.lightning.batches import counted_batches, run_batch, run_hook
 from fl_lightning.lightning.logged_values import ClientValues, LoggedRow, active_results, collecting
-from fl_lightning.lightning.module.snapshot import shadowed
 from fl_lightning.lightning.names import DummyLogger, LightningModule, Trainer, TrainerFn, rank_zero_warn
 from fl_lightning.lightning.undefined_metrics import LogNotes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -52,10 +53,13 @@ def written(
             lost |= dict.fromkeys(names, "make it in __init__")
             continue
         for form, values in found.edits():
-            if not isinstance(found, Attributes):
-                tasks.append((found.name, ["changes", path, form], values, found.gathers))
-            elif is_own_name(found.value, values[0]):
-                tasks.append((found.shown_as(values[0]), ["changes", path, form], values, True))
+            name = found.shown_as(values[0]) if isinstance(found, Attributes) else found.name
+            if not isinstance(found, Attributes) or is_own_name(found.value, values[0]):
+                tasks.append((name, ["changes", path, form], values, found.gathers))
+            elif (
+                values[0] not in FRAMEWORK and type(getattr(type(found.value), values[0], None)) is not cached_property
+            ):
+                lost[name] = "it hides a part of its class"
     for name, delta in metrics.items():
         states = [part for pair in delta.state.items() for part in pair]
         of_samples = any(isinstance(state, list) for state in delta.state.values())
@@ -139,25 +143,22 @@ def is_own_name(owner: object, name: object) -> bool:
     return not callable(found) and (not hasattr(found, "__get__") or type(found).__name__ == "member_descriptor")
 
 
-def _delta(metric: Any, states: Mapping[str, Any], updates: int) -> MetricDelta:
-    defaults = defaults_of(metric)
+def _delta(metric: Metric, states: Mapping[str, Any], updates: int) -> MetricDelta:
+    defaults, device, found = defaults_of(metric), metric.device, dict[str, Any]()
     if states.keys() != defaults.keys() or type(updates) is not int or not 0 < updates <= _UPDATES:
         raise ValueError(f"it must have states {list(defaults)}, found {list(states)}")
-    device, found = metric.device, dict[str, Any]()
     for name, default in defaults.items():
         value = states[name]
-        if isinstance(default, list):
-            if type(value) is not list or not all(isinstance(item, Tensor) for item in value):
-                raise ValueError(f"{name} must be a list of tensors")
-            found[name] = [item.to(device) for item in value]
-        elif isinstance(default, int):
-            if type(value) is not int or not 0 <= value <= updates:
-                raise ValueError(f"{name} must be a number of updates, at most {updates}, found {value}")
-            found[name] = value
-        elif isinstance(value, Tensor) and value.shape == default.shape and value.dtype == default.dtype:
-            found[name] = value.to(device)
-        else:
-            raise ValueError(f"{name} must be {default.dtype} {list(default.shape)}")
+        fits = isinstance(value, Tensor) if isinstance(default, Tensor) else type(value) is type(default)
+        if fits and isinstance(default, list):
+            fits, value = all(isinstance(item, Tensor) for item in value), [item.to(device) for item in value]
+        elif fits and isinstance(default, Tensor):
+            fits, value = value.shape == default.shape and value.dtype == default.dtype, value.to(device)
+        elif fits:
+            fits = 0 <= value <= updates
+        if not fits:
+            raise ValueError(f"{name} must be like {default}")
+        found[name] = value
     return MetricDelta(found, updates, None)
 
 

@@ -275,17 +275,3 @@ def _looked_after(module: nn.Module) -> Iterable[Any]:
     """What a module may hold and its trainer sees to."""
     trainer = module._trainer if isinstance(module, LightningModule) else None
     return () if trainer is None else (*trainer.optimizers, *(c.scheduler for c in trainer.lr_scheduler_configs))
-
-
-@contextmanager
-def shadowed(owner: object, **values: Any) -> Iterator[None]:
-    """Puts other values in front of attributes and methods of an object, and takes them away in the end."""
-    attributes = vars(owner)  # nn.Module's own way of setting one would register submodules and tensors
-    hidden = {name: attributes[name] for name in values if name in attributes}
-    attributes.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            del attributes[name]
-        attributes.update(hidden)
