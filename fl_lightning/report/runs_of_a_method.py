@@ -216,18 +216,14 @@ def metrics_of(records: Sequence[FitRecord], stage: Stage) -> dict[str, Mode]:
 def shown_metrics(methods: Sequence[Method], stage: Stage) -> list[tuple[str, Mode, list[str]]]:
     """What pictures of a stage show: each metric in words, its mode, and its name in each method's records.
 
-    As in the table, the values of the clients' own models count where they have any. Those of the global models follow.
+    As in the table, the values of the clients' own models count where they have any.
     """
-    metrics = metrics_of(records_of(methods), stage)
-    own, shared = list[tuple[str, Mode, list[str]]](), list[tuple[str, Mode, list[str]]]()
+    metrics, found = metrics_of(records_of(methods), stage), []
     for metric, mode in metrics.items():
-        names = [method.own(metric, stage) for method in methods]
-        if metric.startswith(PERSONAL) and metric.removeprefix(PERSONAL) in metrics:
-            continue
-        own.append((names[0] if len(set(names)) == 1 else metric, mode, names))
-        if set(names) != {metric}:
-            shared.append((f"{metric} of the global model", mode, [metric] * len(methods)))
-    return own + shared
+        if not (metric.startswith(PERSONAL) and metric.removeprefix(PERSONAL) in metrics):
+            names = [method.own(metric, stage) for method in methods]
+            found.append((names[0] if len(set(names)) == 1 else metric, mode, names))
+    return found
 
 
 def goodness(value: float, mode: Mode) -> float:
