@@ -5,9 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from records import fit_record
 
-from fl_lightning.report import MetricSeries, write_report
 from fl_lightning.report.conclusion import LOCAL, POOLED, conclude
 from fl_lightning.report.number_formats import duration, notation, number, spread
 from fl_lightning.report.repetitions import Estimate, Repetition
@@ -77,30 +75,6 @@ def test_rows_with_values_that_are_not_finite_are_named_and_left_out():
     found = concluded({"A": WEAK, "B": GOOD, "C": WEAK}, B={"not_finite": 1})
     assert found[0] == "With B, a run ends with clients whose acc is not finite."
     assert [text.split(",")[0] for text in found[1:]] == ["With C instead of A"]
-
-
-def test_a_report_begins_with_it_and_counts_the_clients_own_models(tmp_path):
-    def record(method):
-        return fit_record(method, rounds=1)
-
-    def personal(one, value):
-        """The same fit, with an own model for each client, all as good as this."""
-        last, series = one.evaluations[-1], one.metrics[0]
-        values = replace(last, values={**last.values, "personal/test_acc": (value,) * 4},
-                         modes={**last.modes, "personal/test_acc": "max"})  # fmt: skip
-        summaries = dict.fromkeys(series.summaries, (value,))
-        own = MetricSeries("personal/test_acc", "test", "max", (1,), summaries)
-        return replace(one, evaluations=(*one.evaluations[:-1], values), metrics=(*one.metrics, own))
-
-    pytest.importorskip("plotly")
-    alone = replace(record(LOCAL), is_bound=True)
-    rows = [record("FedAvg"), personal(record("Ditto"), 0.987), personal(alone, 0.9871)]
-    text = write_report(rows, tmp_path / "report.html").read_text(encoding="utf-8")
-    lede = text.split('<div class="lede">')[1].split("</div>")[0]
-    words = "whoever is worst goes from test_acc 0.987 to 0.987"
-    assert lede.startswith(f"<p>With \u2068Ditto\u2069 instead of \u2068local only\u2069, {words}")
-    assert "With \u2068Ditto\u2069 instead of \u2068FedAvg\u2069, " in lede
-    assert "Clients have models of their own with Ditto" in text
 
 
 def test_numbers_that_are_read_together_have_as_many_digits():

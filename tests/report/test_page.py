@@ -156,6 +156,15 @@ def test_a_whole_page_is_about_the_clients_own_models(tmp_path, beside):
     words = ("test_acc" if beside else "personal/test_acc", "test_loss" if beside else "personal/test_loss")
     assert re.findall("<summary>(.*?) of 4 clients", text) == list(words)
     assert len(found["fares"]) == 2
+    worst = f"{min(last('test').values['personal/test_acc']):.3f}"
+    lede = text.split('<div class="lede">')[1].split("</div>")[0]
+    if beside:
+        assert lede.startswith(
+            "<p>With \u2068FedBN\u2069 instead of \u2068FedAvg\u2069, whoever is worst goes from test_acc"
+        )
+        assert f"to {worst} (may be chance)" in lede
+    else:
+        assert f"its personal/test_acc is {worst}" in lede
     assert "Clients have models of their own with FedBN: the values of these count everywhere." in text
 
 
