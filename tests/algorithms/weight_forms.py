@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: N806 (letters as in the papers)
-"""Methods that weigh clients, once more: models instead of updates, loops instead of tensors, no code of the package.
+"""Methods that weigh clients, once more: loops instead of tensors, no code of the package.
 
 ``step(rows, losses, ids, ...)`` takes a round and returns the old model minus the new one.
 """
@@ -10,14 +10,11 @@ from math import exp, log2
 import numpy as np
 
 
-class Form:
-    """Starts each round at the model 0, so client ``i`` ends at ``-rows[i]``."""
-
-    def models(self, rows):
-        return [-np.asarray(row, dtype=float) for row in rows]
+def weighed(weights, rows):
+    return sum(weight * np.asarray(row, dtype=float) for weight, row in zip(weights, rows, strict=True))
 
 
-class QFedAvg(Form):
+class QFedAvg:
     """Section 2.4."""
 
     def __init__(self, q):
@@ -25,9 +22,8 @@ class QFedAvg(Form):
 
     def step(self, rows, losses, ids, eta, **more):
         top, bottom = 0.0, 0.0
-        for w_i, F in zip(self.models(rows), losses, strict=True):
-            F = F + 1e-10
-            g = (0 - w_i) / eta
+        for row, F in zip(rows, losses, strict=True):
+            F, g = F + 1e-10, row / eta
             top = top + F**self.q * g
             bottom += self.q * F ** (self.q - 1) * sum(x * x for x in g) + F**self.q * (1 / eta)
         return top / bottom
@@ -45,7 +41,7 @@ def nearest_on_simplex(y, total=1.0):
     return [max(v - (low + high) / 2, 0) for v in y]
 
 
-class AFL(Form):
+class AFL:
     """Section 2.5; ``lambda`` by client, moved among participants only."""
 
     def __init__(self, gamma, clients):
@@ -54,13 +50,12 @@ class AFL(Form):
     def step(self, rows, losses, ids, **more):
         mass = sum(self.lam[i] for i in ids)
         shares = [self.lam[i] / mass if mass else 1 / len(ids) for i in ids]
-        new = sum(share * w_i for share, w_i in zip(shares, self.models(rows), strict=True))
         moved = nearest_on_simplex([self.lam[i] + self.gamma * F for i, F in zip(ids, losses, strict=True)], mass)
         self.lam |= dict(zip(ids, moved, strict=True))
-        return -new
+        return weighed(shares, rows)
 
 
-class TERM(Form):
+class TERM:
     """Section 2.6; exponentials as they are, so only for small ``t F``."""
 
     def __init__(self, t, reading, rate=0.5):
@@ -74,20 +69,19 @@ class TERM(Form):
         mean = sum(a) / m
         self.R = mean if self.R is None or self.reading == "library" else (1 - self.rate) * self.R + self.rate * mean
         if self.reading != "code":
-            return sum(a_i / (m * self.R) * -w_i for a_i, w_i in zip(a, self.models(rows), strict=True))
-        omega = [a_i / (self.R * m) for a_i in a]
-        return -sum(omega_i * w_i for omega_i, w_i in zip(omega, self.models(rows), strict=True)) / m
+            return weighed([a_i / (m * self.R) for a_i in a], rows)
+        return weighed([a_i / (self.R * m) for a_i in a], rows) / m
 
 
-class DRFL(Form):
+class DRFL:
     """Section 2.8, with the factor m / N of the published code."""
 
     def step(self, rows, losses, ids, **more):
         p = [len(rows) / 100 * F for F in losses]
-        return -sum(p_i / sum(p) * w_i for p_i, w_i in zip(p, self.models(rows), strict=True))
+        return weighed([p_i / sum(p) for p_i in p], rows)
 
 
-class FedGini(Form):
+class FedGini:
     """Section 2.10, ranks by counting who has less."""
 
     def __init__(self, epsilon):
@@ -96,14 +90,14 @@ class FedGini(Form):
     def step(self, rows, losses, ids, **more):
         m = len(losses)
         if m == 1:
-            return -self.models(rows)[0]
+            return rows[0]
         D = sum(k * (k + 1) for k in range(m))
         b = [1 + (1 - self.epsilon) * k * (k + 1) / D for k in range(m)]
         ranks = [sum(other < F for other in losses) for F in losses]
-        return -sum(b[k] / sum(b) * w_i for k, w_i in zip(ranks, self.models(rows), strict=True))
+        return weighed([b[k] / sum(b) for k in ranks], rows)
 
 
-class FedFa(Form):
+class FedFa:
     """Section 2.9: intended weights, and the momentum of ``ms <- gamma ms + dw; w+ = w + ms``."""
 
     def __init__(self, beta, gamma):
@@ -119,8 +113,7 @@ class FedFa(Form):
         if len(ids) == 1:
             inform = [1.0]
         p = [self.alpha * x / sum(inform) + self.beta * y / sum(often) for x, y in zip(inform, often, strict=True)]
-        dw = sum(p_i * w_i for p_i, w_i in zip(p, self.models(rows), strict=True)) - 0
-        self.ms = self.gamma * self.ms + dw
+        self.ms = self.gamma * self.ms - weighed(p, rows)
         return -self.ms
 
 
@@ -143,7 +136,7 @@ def compare(rule, form, cohorts, **more):
     assert rounds > 0
 
 
-class AAggFF(Form):
+class AAggFF:
     """The authors' server, with its vectors over all ``K`` clients, without its defects.
 
     There decisions start at ``C`` each, the estimate of a client's response lacks the mean, and the root of the rounds
@@ -182,5 +175,4 @@ class AAggFF(Form):
             scaled = -self.g * np.sqrt(np.log(K)) / np.sqrt(self.t) / (2 + C)
             self.p = np.exp(scaled - scaled.max())
             self.p = self.p / self.p.sum()
-        weights = self.p[ids] / self.p[ids].sum()
-        return sum(w * np.asarray(row) for w, row in zip(weights, rows, strict=True))
+        return weighed(self.p[ids] / self.p[ids].sum(), rows)

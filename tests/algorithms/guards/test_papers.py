@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Median, trimmed mean, Bulyan, geometric median, centred clipping and cosine trust, each against its paper."""
+"""Every guard against a direct reading of its paper."""
+
+import itertools
+import math
 
 import numpy as np
 import pytest
 import torch
 from algorithm_cohorts import COLUMNS, make_cohort, random_rows
 from guard_cohorts import crowd
-from test_krum import paper_scores
 
 from fl_lightning import algorithms, guards
 
@@ -15,6 +17,109 @@ UNIFORM = algorithms.FedAvg("uniform")
 
 def step(guard, cohort, rule=UNIFORM):
     return rule.aggregate(guard.guarded(cohort))
+
+
+def paper_scores(rows, f):
+    """Section 4: ``s(i) = sum over i -> j of ||V_i - V_j||^2``, the n - f - 2 closest vectors."""
+    n, found = len(rows), []
+    for i in range(n):
+        squares = sorted(float((rows[i] - rows[j]).square().sum()) for j in range(n) if j != i)
+        found.append(sum(squares[: n - f - 2]))
+    return found
+
+
+@pytest.mark.parametrize(("m", "f"), [(5, 1), (9, 2), (9, 3), (12, 0), (3, 0)])
+def test_scores_and_choice_are_the_papers(m, f):
+    cohort = crowd(m, seed=m)
+    expected = paper_scores(cohort.updates.rows, f)
+    order = sorted(range(m), key=expected.__getitem__)
+    assert guards.Krum(f).judge(cohort).remaining(m) == [order[0]]
+    assert guards.MultiKrum(f).judge(cohort).remaining(m) == sorted(order[: m - f])
+    assert guards.MultiKrum(f, keep=2).judge(cohort).remaining(m) == sorted(order[:2])
+
+
+def test_equal_scores_leave_the_lowest_id_in_any_order():
+    assert guards.Krum(1).judge(make_cohort(torch.ones(6, 92))).remaining(6) == [0]
+    assert guards.Krum(1).guarded(make_cohort(torch.ones(6, 92), ids=[5, 3, 4, 1, 2, 9])).client_ids == (1,)
+    rows = random_rows(3, 0)  # one neighbour counts, so the two nearest rows have the same score
+    expected = paper_scores(rows, 0)
+    nearest = expected.index(min(expected))
+    for order in itertools.permutations(range(3)):
+        assert guards.Krum(0).guarded(make_cohort(rows[list(order)], ids=order)).client_ids == (nearest,)
+
+
+def test_a_share_is_rounded_up():
+    cohort = crowd(11)
+    assert len(guards.MultiKrum(0.2).judge(cohort).left_out) == 3
+    assert len(guards.MultiKrum(3).judge(cohort).left_out) == 3
+    assert len(guards.MultiKrum(0.1).judge(crowd(10)).left_out) == 1
+
+
+def test_what_clients_left_out_have_reported_is_gone():
+    cohort = crowd(7)
+    found = guards.MultiKrum(2).guarded(cohort)
+    kept = list(found.client_ids)
+    assert len(kept) == 5
+    assert 3 not in kept  # the one far away
+    assert torch.equal(found.updates.rows, cohort.updates.rows[kept])
+    assert torch.equal(found.losses, cohort.losses[kept])
+    assert torch.equal(found.sizes, cohort.sizes[kept])
+    assert torch.equal(found.extras["accuracy"], cohort.extras["accuracy"][kept])
+    assert torch.equal(found.companions["disparity"].rows, cohort.companions["disparity"].rows[kept])
+    assert torch.equal(found.losses_at(cohort.params), 0.5 * cohort.losses[kept])
+
+
+def test_too_few_clients():
+    cohort = make_cohort(random_rows(6, 0))
+    for guard, name in ((guards.Krum(2), r"Krum\(dishonest=2\)"), (guards.MultiKrum(1, keep=7), "MultiKrum.*keep=7")):
+        with pytest.raises(guards.CannotGuardError, match=f"6 usable reports, fewer than the 7 that {name}.* needs"):
+            guard.judge(cohort)
+    for guard in (guards.Krum, guards.MultiKrum, guards.Bulyan, guards.TrimmedMean):
+        words = f"dishonest of {guard.__name__} must be a count or a share below .5, found 0.6"
+        with pytest.raises(ValueError, match=words):
+            guard(0.6)
+
+
+def test_long_rows_are_cut_and_short_ones_keep_their_bits():
+    cohort = crowd()
+    norms = cohort.updates.rows.norm(dim=1)
+    bound = float(norms.sort().values[5])
+    found = guards.NormClipping(bound).guarded(cohort)
+    for before, after, norm in zip(cohort.updates.rows, found.updates.rows, norms, strict=True):
+        if norm <= bound:
+            assert torch.equal(before, after)
+        else:
+            torch.testing.assert_close(after, before * bound / norm)
+    assert guards.NormClipping(bound).judge(cohort).scalars == {"clipped": 3.0}
+    torch.testing.assert_close(found.updates.norms(), found.updates.rows.norm(dim=1))  # none are remembered
+
+
+def test_the_adaptive_bound_follows_the_paper():
+    guard, bound = guards.AdaptiveNormClipping(quantile=0.25, rate=0.5), None
+    for seed in range(4):
+        cohort = make_cohort(random_rows(7, seed) * (seed + 1))
+        norms = cohort.updates.rows.norm(dim=1)
+        if bound is None:
+            bound = float(norms.sort().values[1])  # of 7, the lower of those around place 1.5
+        assert guard.judge(cohort).scalars["bound"] == pytest.approx(bound)
+        b = float((norms <= bound * (1 + 1e-12)).double().mean())
+        bound *= math.exp(-0.5 * (b - 0.25))
+        assert guard.bound == pytest.approx(bound)
+
+
+def test_updates_of_zeros_do_not_take_the_others_away():
+    rows, guard = torch.zeros(4, 92, dtype=torch.float64), guards.AdaptiveNormClipping()
+    rows[0, 0], rows[1, 1] = 3.0, 5.0
+    assert guard.guarded(make_cohort(rows)).updates.norms().tolist() == pytest.approx([3.0, 3.0, 0.0, 0.0])
+    assert guard.bound == pytest.approx(3 * math.exp(-0.2 * (0.75 - 0.5)))  # zeros fit under it, too
+
+
+def test_a_round_of_zeros_moves_no_bound():
+    guard = guards.AdaptiveNormClipping()
+    guard.judge(crowd())
+    before = guard.bound
+    guard.judge(make_cohort(torch.zeros(3, 92)))
+    assert guard.bound == before > 0
 
 
 @pytest.mark.parametrize("m", [1, 2, 7, 8])
@@ -85,8 +190,8 @@ def test_the_geometric_median_minimises_weighted_distances():
     def total(v):
         return float((alpha * (rows - v).norm(dim=1)).sum())
 
-    for rule, rows_are in ((algorithms.FedAvg(), "same"), (algorithms.FedAvg(), "own")):
-        v = step(guards.GeometricMedian(iterations=2000, rows=rows_are), cohort, rule)
+    for rows_are in ("same", "own"):
+        v = step(guards.GeometricMedian(iterations=2000, rows=rows_are), cohort, algorithms.FedAvg())
         nudges = torch.randn(200, COLUMNS, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         assert all(total(v) <= total(v + 1e-3 * nudge) for nudge in nudges)
         assert total(v) < total(alpha @ rows)
