@@ -48,20 +48,6 @@ def labels_10(n=2000, seed=0):
     return torch.randint(0, 10, (n,), generator=torch.Generator().manual_seed(seed))
 
 
-@given(st.integers(1, 200), st.integers(1, 20), SEEDS)
-@settings(max_examples=50, deadline=None)
-def test_iid_deals_everything_evenly(n, clients, seed):
-    if clients > n:
-        with pytest.raises(ValueError, match="num_clients"):
-            iid(n, clients, seed)
-        return
-    parts = iid(n, clients, seed)
-    assert_exactly_once(parts, n)
-    sizes = [len(part) for part in parts]
-    assert len(parts) == clients
-    assert max(sizes) - min(sizes) <= 1
-
-
 def test_deal_leaves_clients_empty_when_samples_are_few():
     parts = deal(3, 10, 0)
     assert_exactly_once(parts, 3)
@@ -123,14 +109,15 @@ def test_dirichlet_fills_small_clients_from_the_largest_one():
     assert int(before[gave].min()) >= int(after[~gave & (before >= 5)].max())
 
 
-@given(LABELS, st.integers(1, 12), st.floats(1e-310, 1e4), SEEDS)
+@pytest.mark.parametrize("divide", [lambda labels, n, alpha, seed: iid(len(labels), n, seed), dirichlet_classes])
+@given(LABELS, st.integers(1, 20), st.floats(1e-310, 1e4), SEEDS)
 @settings(max_examples=40, deadline=None)
-def test_dirichlet_over_classes_uses_every_sample_and_gives_equal_sizes(labels, clients, alpha, seed):
+def test_every_sample_is_dealt_once_and_sizes_are_equal(divide, labels, clients, alpha, seed):
     if clients > len(labels):
         with pytest.raises(ValueError, match="num_clients"):
-            dirichlet_classes(labels, clients, alpha, seed)
+            divide(labels, clients, alpha, seed)
         return
-    parts = dirichlet_classes(labels, clients, alpha, seed)
+    parts = divide(labels, clients, alpha, seed)
     assert_exactly_once(parts, len(labels))
     assert len(parts) == clients
     assert max(map(len, parts)) - min(map(len, parts)) <= 1

@@ -115,13 +115,6 @@ def test_a_site_all_of_whose_samples_get_one_class_is_marked(capsys):
     assert any(text.startswith(said) for text in lede([method], "test", comparison([method], "test")))
 
 
-def test_matched_evaluation_refuses_a_site_that_training_lacks():
-    with pytest.raises(ValueError, match="found also davos: evaluation='independent' evaluates them as clients of"):
-        quiet_trainer(fl.FederatedStrategy()).test(
-            fresh(Measured), divided(train=("basel", "chur", "elm"), evaluation="matched"), verbose=False
-        )
-
-
 def test_names_are_where_people_look(tmp_path, capsys):
     data = divided()
     table = fl.callbacks.ClientTable(tmp_path)
