@@ -1,26 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client optimizers: fresh for every client, or of each client's own across rounds; what visits set in them by hand."""
+"""Client optimizers: fresh for every client, or of each client's own across rounds."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence, Set
 from operator import is_
 from typing import Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.lightning.module.changes import on_cpu, read, written
 from fl_lightning.lightning.module.objects import Object
 from fl_lightning.lightning.module.snapshot import Snapshot, known_in
-from fl_lightning.lightning.module.values import is_equal
 from fl_lightning.lightning.names import Trainer
 from fl_lightning.lightning.optimizers import client_learning_rate, with_wrapped
-
-HandSet = Sequence[Sequence[Mapping[str, Any]]]
-"""For each optimizer and parameter group the options that a visit has set beside its schedulers, by name."""
 
 _SCHEDULED = frozenset(
     {"lr", "initial_lr", "momentum", "betas", "weight_decay", "max_lr", "min_lr", "swa_lr", "params"}
@@ -166,91 +160,3 @@ def _are(objects: Sequence[Any], others: Sequence[Any]) -> bool:
 
 def _is_torch(optimizer: Optimizer) -> bool:
     return type(optimizer).__module__.startswith("torch.optim")
-
-
-class HandSetOptions:
-    """Tells what a visit sets in parameter groups from what its schedulers set there."""
-
-    def __init__(self, optimizers: ClientOptimizers) -> None:
-        self._optimizers = optimizers
-        self._known: list[list[dict[str, Any]]] = []
-        self._names: list[list[set[str]]] = []  # of options that were set by hand, as ``_known``
-
-    def begin(self) -> None:
-        """A visit begins: what is there was not set by hand."""
-        self.follow()
-        self._names = [[set() for _ in groups] for groups in self._known]
-
-    def note(self) -> None:
-        """Looks for what was set since the last call of :meth:`follow`, before a scheduler steps."""
-        for optimizer, known, names in zip(self._optimizers.all, self._known, self._names, strict=True):
-            for group, before, found in zip(optimizer.param_groups, known, names, strict=False):
-                options = self._optimizers.settable(group)
-                found.update(
-                    n
-                    for n in options
-                    if n not in before or (group[n] is not before[n] and not _same(group[n], before[n]))
-                )
-
-    def follow(self) -> None:
-        """A scheduler has stepped: what it set was not set by hand."""
-        self._known = [[group_options(group) for group in each.param_groups] for each in self._optimizers.all]
-
-    def end(self) -> HandSet:
-        """What the visit leaves in options that were set by hand, if any was."""
-        self.note()
-        if not any(names for groups in self._names for names in groups):
-            return ()
-        both = zip(self._optimizers.all, self._names, strict=True)
-        pairs = [zip(optimizer.param_groups, names, strict=False) for optimizer, names in both]
-        return [[group_options({name: group[name] for name in chosen}) for group, chosen in each] for each in pairs]
-
-    def put(self, options: HandSet) -> None:
-        """Sets options as a visit has set them."""
-        for optimizer, groups in zip(self._optimizers.all, options, strict=False):
-            for group, chosen in zip(optimizer.param_groups, groups, strict=False):
-                group.update(group_options(chosen))
-
-
-def _same(one: Any, other: Any) -> bool:
-    lists = isinstance(one, list) and isinstance(other, list)
-    return one is other or (is_equal(tuple(one), tuple(other)) if lists else is_equal(one, other))
-
-
-def group_options(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a parameter group without its parameters."""
-    return {name: _own(value) for name, value in group.items() if name != "params"}
-
-
-def _own(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):  # copy.deepcopy takes many times as long
-        return value
-    return value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
-
-
-def scheduled_state(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]] | None = None) -> dict[str, Any]:
-    """An optimizer's part of a checkpoint in torch's layout, without the state, which belongs to clients."""
-    start, packed = 0, []
-    chosen = groups or [group_options(group) for group in optimizer.param_groups]
-    for group, options in zip(optimizer.param_groups, chosen, strict=True):
-        indices = list(range(start, start + len(group["params"])))
-        start += len(indices)
-        packed.append({**options, "params": indices})
-    return {"state": {}, "param_groups": packed}
-
-
-def load_scheduled_states(optimizers: Sequence[Optimizer], states: Sequence[Mapping[str, Any]]) -> None:
-    """Restores the options (the learning rate among them) that :func:`scheduled_state` returned for every optimizer.
-
-    Not through ``optimizer.load_state_dict``: it empties the state, which some optimizers fill when they are made.
-    """
-    if states and len(states) != len(optimizers):
-        raise ValueError(f"the module must have the checkpoint's {len(states)} optimizers, found {len(optimizers)}")
-    for optimizer, state in zip(optimizers, states, strict=False):
-        saved = state["param_groups"]
-        found, expected = [len(g["params"]) for g in optimizer.param_groups], [len(g["params"]) for g in saved]
-        if found != expected:
-            kind = type(optimizer).__name__
-            raise ValueError(f"{kind} must have the checkpoint's parameter groups, sizes {expected}, found {found}")
-        for group, options in zip(optimizer.param_groups, saved, strict=True):
-            group.update(group_options(options))

@@ -18,7 +18,7 @@ from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.client_batches import ClientBatches, ClientLosses, LocalOptions, ModuleCalls
-from fl_lightning.clients.client_optimizers import ClientOptimizers, HandSetOptions
+from fl_lightning.clients.client_optimizers import ClientOptimizers
 from fl_lightning.clients.local_training import ClientHooks, LocalTrainer
 from fl_lightning.clients.module_isolation import ModuleIsolation
 from fl_lightning.clients.schedules import Schedules
@@ -52,8 +52,7 @@ class ClientRunner:
         self.options, self._needs = options, needs
         self.full_path = full_path_reason(trainer, self.module)  # why local steps run through Lightning's own loop
         self.optimizers = ClientOptimizers(trainer, options.keeps_optimizer)
-        self._hand_set = HandSetOptions(self.optimizers)
-        self.schedules = Schedules(trainer, loop.clock, self._hand_set)
+        self.schedules = Schedules(trainer, loop.clock, self.optimizers)
         self.hooks = ClientHooks(self.module, rule)
         self.isolation = ModuleIsolation(self.module)  # of what the module has beside parameters and buffers
         self.batches = batches
@@ -110,7 +109,7 @@ class ClientRunner:
                 report = self.rule.end_client(work)
                 self.rows.close(task.index)
             step_counts = self.schedules.end_visit()
-            module_change, hand_set = self.isolation.end(), self._hand_set.end()
+            module_change, hand_set = self.isolation.end(), self.schedules.set_by_hand()
         # Dishonest clients train like all others, and the attack then sees the update that they would have sent.
         if (attack := self.options.attack_of(client)) is not None:
             seed = derive_seed(self.options.seed, "attack", task.round, client)

@@ -13,8 +13,7 @@ from fl_lightning.algorithms.records import ClientReport
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferReport
-from fl_lightning.clients.client_optimizers import HandSet
-from fl_lightning.clients.schedules import StepCounts
+from fl_lightning.clients.schedules import HandSet, StepCounts
 from fl_lightning.core.tensors import empty_rows, empty_tensors, foreach_copy_
 from fl_lightning.core.update_sum import RunningSum, UpdateSum
 from fl_lightning.core.updates import Columns, UpdateMatrix

@@ -245,7 +245,7 @@ class VisitStrategy(OneDevice):
 
     def end_epoch(self) -> None:
         """Refuses rates that hooks of the epoch's end have set: the next round has another trainer."""
-        refuse_steps_by_hand(self._trainer, (), self.side.schedules.set_since_round())
+        refuse_steps_by_hand(self._trainer, (), self.side.schedules.set_by_hand())
 
     def publish_round(self) -> None:
         """The learning-rate schedulers have stepped: packs what the client keeps."""

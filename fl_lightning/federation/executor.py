@@ -14,8 +14,8 @@ import torch
 
 from fl_lightning.arguments import Bounds, check
 from fl_lightning.clients.base import CohortExecutor, CohortRunner, DispatchingRunner, SequentialRunner, bound_here
-from fl_lightning.clients.client_optimizers import scheduled_state
 from fl_lightning.clients.client_runner import ClientRunner
+from fl_lightning.clients.schedules import scheduled_state
 from fl_lightning.clients.visits import VisitOutcome
 from fl_lightning.core.processes import pack, unpack
 from fl_lightning.core.storage import rule_state

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms.records import State
-from fl_lightning.clients.client_optimizers import load_scheduled_states
 from fl_lightning.clients.module_isolation import ModuleIsolation
+from fl_lightning.clients.schedules import load_scheduled_states
 from fl_lightning.clients.visits import VisitOutcome, VisitRecorder, packed, portable
 from fl_lightning.core.processes import unpack
 from fl_lightning.data.client_loaders import ClientLoaders

@@ -15,7 +15,7 @@ from fl_lightning.algorithms import groups
 from fl_lightning.algorithms.base import ClientRule, ServerRule, overrides
 from fl_lightning.algorithms.features import METHOD
 from fl_lightning.algorithms.records import Needs
-from fl_lightning.clients.client_optimizers import HandSet
+from fl_lightning.clients.schedules import HandSet
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.modules import BatchNorm
 from fl_lightning.lightning.inspection import accumulation, overridden_hooks, validation_interval

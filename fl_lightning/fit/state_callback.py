@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
-from fl_lightning.clients.client_optimizers import ClientOptimizers, scheduled_state
+from fl_lightning.clients.client_optimizers import ClientOptimizers
+from fl_lightning.clients.schedules import scheduled_state
 from fl_lightning.fit.evaluation.evaluator import EvaluatedModel, EvaluationReport, Evaluator
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.lightning.checkpoint_io import STATE_KEY

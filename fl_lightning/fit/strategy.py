@@ -16,7 +16,7 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.arguments import ANY, Bounds, Example, checked
 from fl_lightning.clients.base import CohortExecutor, Sequential
-from fl_lightning.clients.client_optimizers import load_scheduled_states, scheduled_state
+from fl_lightning.clients.schedules import load_scheduled_states, scheduled_state
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
 from fl_lightning.fit.checks import check_trainer

@@ -17,8 +17,8 @@ from torch import Tensor
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.buffers import BufferBank
-from fl_lightning.clients.client_optimizers import HandSet
 from fl_lightning.clients.module_isolation import ModuleIsolation
+from fl_lightning.clients.schedules import HandSet
 from fl_lightning.clients.update_rows import UpdateRows, Upload
 from fl_lightning.core.errors import ClientError, ModuleError
 from fl_lightning.core.records import RoundRecord, client_label

@@ -16,7 +16,8 @@ from support import Classifier, Manual, federated_blobs, fresh, on_path, trainin
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.clients.client_optimizers import ClientOptimizers, load_scheduled_states, scheduled_state
+from fl_lightning.clients.client_optimizers import ClientOptimizers
+from fl_lightning.clients.schedules import load_scheduled_states, scheduled_state
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.lightning.optimizers import client_learning_rate
 

@@ -13,7 +13,7 @@ from support import fresh, train, weights
 from torch.nn.functional import cross_entropy
 
 import fl_lightning as fl
-from fl_lightning.clients.client_optimizers import HandSetOptions
+from fl_lightning.clients.schedules import HandSetOptions
 from fl_lightning.core.seeding import derive_seed
 
 ROUNDS = 3

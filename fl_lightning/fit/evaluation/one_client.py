@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fl_lightning.algorithms.base import ClientRule
-from fl_lightning.clients.client_optimizers import group_options
+from fl_lightning.clients.schedules import group_options
 from fl_lightning.core.layout import LayerSpec, ParamLayout, layout_difference, layout_fingerprint, names_in
 from fl_lightning.core.model_snapshot import ModelPart, Snapshot, standing_in
 from fl_lightning.core.modules import preserve_modes, shadowed, submodules, trained_parameters
