@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits of whole methods in a Trainer, and what must hold for all of them."""
 
-from resuming import differences
 from support import Classifier, fit, fresh, weights
 
 
@@ -14,7 +13,3 @@ def fit_method(method, rounds=3, module=None, **options):
 def trained(method, **options):
     """All weights and buffers after a fit without validation."""
     return weights(fit_method(method, **{"limit_val_batches": 0, **options})[0])
-
-
-def assert_same(one, two):
-    assert not differences(one, two)

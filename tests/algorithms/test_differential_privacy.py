@@ -12,27 +12,13 @@ import torch
 from algorithm_cohorts import make_cohort, random_rows
 from support import Classifier, federated_blobs, fresh, training_only
 from torch import nn
+from watching import Recorder
 
 import fl_lightning as fl
 from fl_lightning.algorithms import DifferentialPrivacy, FedAvg
 from fl_lightning.core.updates import Columns
 
 accounted = pytest.mark.skipif(find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
-
-
-class Watching(FedAvg):
-    def __init__(self):
-        super().__init__("uniform")
-        self.rows, self.steps = [], []
-
-    def aggregate(self, cohort):
-        self.rows.append(cohort.updates.rows.clone())
-        step = super().aggregate(cohort)
-        self.steps.append(step.clone())
-        return step
-
-
-Watching.__name__ = "FedAvg"
 
 
 class Uncounted(DifferentialPrivacy):
@@ -50,49 +36,40 @@ def no_accountant(monkeypatch):
     monkeypatch.setattr("fl_lightning.fit.options.accounting", lambda: None)
 
 
-def fitted(rule, rounds=1, **options):
-    watching = Watching()
-    strategy = fl.FederatedStrategy(watching, client=rule, seed=2, **options)
-    training_only(strategy, rounds).fit(fresh(Classifier), federated_blobs())
-    return watching, strategy
+def first_rows(rule):
+    watching = Recorder("uniform")
+    strategy = fl.FederatedStrategy(watching, client=rule, seed=2)
+    training_only(strategy, 1).fit(fresh(Classifier), federated_blobs())
+    return watching.rows[0]
 
 
 @pytest.mark.fit
 @pytest.mark.usefixtures("no_accountant")
 def test_updates_are_cut_and_short_ones_keep_their_bits():
-    plain, _ = fitted(None)
-    norms = plain.rows[0].double().norm(dim=1)
+    plain = first_rows(None)
+    norms = plain.double().norm(dim=1)
     clip = float(norms.median())
-    cut, _ = fitted(Uncounted(clip, 1e-12, seed=0))
-    for before, after, norm in zip(plain.rows[0], cut.rows[0], norms, strict=True):
+    for before, after, norm in zip(plain, first_rows(Uncounted(clip, 1e-12, seed=0)), norms, strict=True):
         if norm < clip * (1 - 1e-4):
             assert torch.equal(before, after)
         else:
             assert float(after.double().norm()) <= clip  # never longer, whatever rounding does
             torch.testing.assert_close(after, before * clip / norm, rtol=1e-3, atol=1e-6)
+    local = first_rows(Uncounted(10 * float(norms.max()), 1e-9, "local", seed=0))
+    torch.testing.assert_close(local, plain, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.fit
 @pytest.mark.usefixtures("no_accountant")
 def test_local_noise_has_the_promised_size_and_repeats_with_its_seed():
-    quiet, _ = fitted(Uncounted(0.01, 1e-12, "local", seed=0))
-    loud, _ = fitted(Uncounted(0.01, 3.0, "local", seed=0))
-    noise = loud.rows[0] - quiet.rows[0]
+    quiet = first_rows(Uncounted(0.01, 1e-12, "local", seed=0))
+    loud, again, secret = (first_rows(Uncounted(0.01, 3.0, "local", seed=seed)) for seed in (0, 0, None))
+    noise = loud - quiet
     assert float(noise.std()) == pytest.approx(0.03, rel=0.1)
     assert abs(float(noise.mean())) < 0.004
     assert torch.linalg.matrix_rank(noise) == len(noise)  # each client's is its own
-    again, _ = fitted(Uncounted(0.01, 3.0, "local", seed=0))
-    assert torch.equal(loud.rows[0], again.rows[0])
-    secret, _ = fitted(Uncounted(0.01, 3.0, "local"))
-    assert not torch.equal(secret.rows[0], loud.rows[0])
-
-
-@pytest.mark.fit
-@pytest.mark.usefixtures("no_accountant")
-def test_a_short_update_gets_local_noise_and_no_other_length():
-    plain, _ = fitted(None)
-    found, _ = fitted(Uncounted(10 * float(plain.rows[0].norm(dim=1).max()), 1e-9, "local", seed=0))
-    torch.testing.assert_close(found.rows[0], plain.rows[0], rtol=1e-3, atol=1e-6)
+    assert torch.equal(loud, again)
+    assert not torch.equal(secret, loud)
 
 
 @pytest.mark.parametrize("m", [1, 8])

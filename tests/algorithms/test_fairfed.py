@@ -59,11 +59,6 @@ def test_equals_the_papers_steps(known):
     assert undefined > 2
 
 
-def test_beta_0_is_fedavg():
-    cohort = make_cohort(random_rows(4, 1), sizes=[1.0, 2.0, 3.0, 4.0])
-    torch.testing.assert_close(FairFed(0.0).aggregate(cohort), FedAvg().aggregate(cohort))
-
-
 @pytest.mark.parametrize("notion", ["eo", "dp"])
 def test_clients_count_what_the_global_model_predicts(notion):
     """In evaluation mode, whatever training then does; BatchNorm's statistics and the update are FedAvg's."""

@@ -3,12 +3,8 @@
 import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fl_lightning.algorithms import FedFa
-
-few = settings(max_examples=20, deadline=None, derandomize=True)
 
 
 def weigh(accuracies, beta=0.5, ids=None, rule=None):
@@ -16,17 +12,6 @@ def weigh(accuracies, beta=0.5, ids=None, rule=None):
     rows = random_rows(len(accuracies), 1)
     rule.aggregate(make_cohort(rows, ids=ids, extras={"accuracy": torch.tensor(accuracies, dtype=torch.float64)}))
     return rule.report.weights
-
-
-@few
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=7), st.floats(0, 1), st.floats(0.01, 1))
-def test_weights(accuracies, beta, scale):
-    """Shares, whatever the unit of the accuracy."""
-    found = weigh(accuracies, beta)
-    assert found.sum() == pytest.approx(1, abs=1e-12)
-    assert (found >= 0).all()
-    torch.testing.assert_close(weigh([scale * a for a in accuracies], beta), found, rtol=1e-9, atol=1e-9)
-    assert (found[torch.tensor(accuracies, dtype=torch.float64).argsort(descending=True)].diff() >= -1e-12).all()
 
 
 def test_nobody_is_right_or_one_alone():

@@ -1,18 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-import copy
 from types import SimpleNamespace
 
-import lightning as L
 import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows
 from client_rounds import INPUTS, Net, Rounds, flat
-from support import fit, fresh, weights
-from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torch.utils.data import TensorDataset
 
-import fl_lightning as fl
 from fl_lightning.algorithms import ClientRule, FedAvg, FedFB
 
 ALPHA, LR, A = 0.8, 0.5, 3
@@ -142,42 +136,6 @@ def test_what_weighs_nothing_moves_nobody():
     run.round([0])
     torch.testing.assert_close(run.params, flat(ThreeGroups()))
     assert rule.report.flagged
-
-
-class Loans(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Linear(4, 1)
-
-    def training_step(self, batch, batch_idx):
-        x, y, _ = batch
-        return binary_cross_entropy_with_logits(self.net(x).squeeze(1), y.float())
-
-    def federated_groups(self, batch):
-        x, y, a = batch
-        return self.net(x).squeeze(1), y, a
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.5)
-
-
-@pytest.mark.fit
-def test_the_parity_gap_of_three_groups_falls():
-    draw, gaps = torch.Generator().manual_seed(4), {}
-    a = torch.randint(0, A, (300,), generator=draw)
-    x = torch.randn(300, 4, generator=draw)
-    x[:, 0] += a  # the groups differ in what says most about the label
-    y = (x[:, 0] + 0.5 * torch.randn(300, generator=draw) > 1).long()
-    data = fl.FederatedDataModule(TensorDataset(x, y, a), list(torch.arange(300).split(100)), batch_size=50)
-    for rule in (FedAvg(), FedFB(0.3, A)):
-        module = fresh(Loans)
-        fit(module, 30, algorithm=rule, data=copy.deepcopy(data), clients_per_round=1.0, limit_val_batches=0)
-        with torch.no_grad():
-            positive = (module.net(x).squeeze(1) > 0).double()
-        rates = [float(positive[a == group].mean()) for group in range(A)]
-        gaps[type(rule)] = max(rates) - min(rates)
-        assert weights(module).isfinite().all()
-    assert gaps[FedFB] < 0.7 * gaps[FedAvg], gaps
 
 
 @pytest.mark.parametrize(

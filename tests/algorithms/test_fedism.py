@@ -7,7 +7,7 @@ from algorithm_cohorts import make_cohort, random_rows
 from client_rounds import Net, Rounds, client_data, flat
 from support import Manual, fresh
 
-from fl_lightning.algorithms import FedAvg, FedISM, LocalWork
+from fl_lightning.algorithms import EAGLE, Ditto, FedISM, LocalWork
 from fl_lightning.core.layout import ParamLayout
 
 RHO, ALPHA, LR = 0.3, 0.4, 0.1
@@ -63,15 +63,6 @@ def test_local_training_and_sharpness_equal_deep_copies(alpha):
         assert float(report.extras["sharpness"]) == pytest.approx(sharpness(Net(), data[client]), rel=1e-9)
         for name, value in net.named_buffers():
             torch.testing.assert_close(after[name], value)
-
-
-@pytest.mark.parametrize("window", [1, 2])
-def test_a_short_perturbation_is_fedavg(window):
-    data, rows = client_data(seed=7), []
-    for server in (FedISM(rho=1e-7, alpha=0.0), FedAvg()):
-        run = Rounds(server, server.client_rule(), data, window=window)
-        rows.append(run.train(0)[0])
-    torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-6)
 
 
 def corrected(batches):
@@ -130,5 +121,10 @@ def test_what_does_not_fit_is_refused():
             ValueError, match=r"extras\['sharpness'\] must (be finite|have shape \[m\]) for FedISM, found"
         ):
             FedISM().aggregate(make_cohort(random_rows(2, 1), extras={"sharpness": torch.tensor(told)}))
-    with pytest.raises(ValueError, match=r"FedISM takes the loss of Manual\.training_step a second time"):
-        FedISM().client_rule().check_module(module := fresh(Manual), ParamLayout.from_module(module))
+
+
+@pytest.mark.parametrize("method", [FedISM, EAGLE, Ditto])
+def test_modules_that_step_by_themselves_are_refused(method):
+    module = fresh(Manual)
+    with pytest.raises(ValueError, match=rf"{method.__name__} t.* Manual\.training_step.*, which optimizes manually"):
+        method().client_rule().check_module(module, ParamLayout.from_module(module))

@@ -8,20 +8,6 @@ from algorithm_cohorts import make_cohort, random_rows, switched
 from fl_lightning.algorithms import FedMDFG
 
 
-def test_clients_without_gradient_are_dropped_for_the_round():
-    rule = FedMDFG(theta=math.pi / 2)
-    rows = random_rows(4, 45)
-    with_silent = rows.clone()
-    with_silent[1] = 0
-    ids, losses = [0, 1, 2, 3], torch.tensor([1.0, 9.0, 2.0, 3.0], dtype=torch.float64)
-    step = rule.aggregate(make_cohort(with_silent, losses, ids))
-    keep = [0, 2, 3]
-    alone = FedMDFG(theta=math.pi / 2)
-    torch.testing.assert_close(step, alone.aggregate(make_cohort(rows[keep], losses[keep], keep)))
-    assert rule.report.weights[1] == 0
-    assert 1 not in rule.history
-
-
 def test_worse_than_before_activates_the_fair_row():
     rows = random_rows(3, 47)
     for force_all, second, expected in (

@@ -6,10 +6,10 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import in_turn, pairwise
+from cases import pairwise
 from client_rounds import Net, Rounds, client_data, flat, lost, partial
 from method_fits import fit_method
-from support import Classifier, federated_blobs, fresh, on_path, quiet_trainer
+from support import Classifier, federated_blobs, fresh, quiet_trainer
 from torch import nn
 
 import fl_lightning as fl
@@ -253,16 +253,3 @@ def test_clients_are_evaluated_with_their_own_models(name, in_files, tmp_path):
     trainer.test(fresh(Classifier, seed=9, norm=True), federated_blobs(), ckpt_path=path, verbose=False)
     again = trainer.strategy.last_evaluation.values
     assert torch.equal(again["personal/test_acc"].nan_to_num(9), record.values["personal/test_acc"].nan_to_num(9))
-
-
-@pytest.mark.parametrize(("name", "lean"), in_turn(FITS, [True, False]))
-@pytest.mark.fit
-def test_the_global_model_keeps_the_layers_that_it_began_with(name, lean):
-    module, strategy = fit_method(FITS[name](), local_epochs=2, limit_val_batches=0, **on_path(lean))
-    began = fresh(Classifier, norm=True, momentum=0.5).state_dict()
-    layers = strategy.client_rule.find(module, fl.ParamLayout.from_module(module))
-    for key, value in module.state_dict().items():
-        if key in layers.parameters | layers.buffers:
-            assert torch.equal(value, began[key]), key
-        elif not key.endswith("bias"):  # BatchNorm takes a bias before it away
-            assert not torch.equal(value, began[key]), key

@@ -11,15 +11,6 @@ few = settings(max_examples=20, deadline=None, derandomize=True)
 losses_of = st.lists(st.floats(-50, 50), min_size=1, max_size=7)
 
 
-@few
-@given(st.lists(losses_of, min_size=2, max_size=5), st.floats(0.05, 1.0))
-def test_moving_averages_bound_the_weights(rounds, rate):
-    rule = TERM(3.0, "paper", rate)
-    for losses in rounds:
-        rule.aggregate(make_cohort(random_rows(len(losses), 4), losses))
-        assert rule.report.weights.sum() <= 1 / rate + 1e-9  # R is at least the rate times this round's mean
-
-
 def test_the_limits_of_float64_are_no_limits():
     rows = random_rows(3, 5)
     for reading in ("library", "paper"):

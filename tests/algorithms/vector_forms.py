@@ -41,7 +41,7 @@ def unit(vector):
     return vector / np.linalg.norm(vector)
 
 
-def fedlf(rows, losses, remembered, starts, equalise=True, fair=True, merge=True, solver=shortest_point, needed=False):
+def fedlf(rows, losses, remembered, starts, equalise=True, fair=True, merge=True, needed=False):
     """FedLF, Algorithm 1; ``remembered`` newest first. ``needed``: the fair row takes part only where it pays.
 
     Returns the step, the blocks, and the shortest direction of a block in units of its rows.
@@ -84,9 +84,9 @@ def fedlf(rows, losses, remembered, starts, equalise=True, fair=True, merge=True
             vectors, base = hull(block, *attempt)
             if vectors is None:
                 return np.zeros(block[1] - block[0])
-            point = solver(vectors)
+            point = shortest_point(vectors)
             if needed and attempt[0]:
-                plain, total = solver(hull(block, False, attempt[1])[0]), rows[:, block[0] : block[1]].sum(0)
+                plain, total = shortest_point(hull(block, False, attempt[1])[0]), rows[:, block[0] : block[1]].sum(0)
                 found = length_in(point, base) > 1e-4
                 if length_in(plain, base) > 1e-4 and not (found and unit(point) @ total >= 0.9 * (unit(plain) @ total)):
                     point = plain
@@ -110,8 +110,8 @@ def fedlf(rows, losses, remembered, starts, equalise=True, fair=True, merge=True
 class FedMDFG:
     """FedMDFG, Algorithms 1 and 2, with gradients instead of rows."""
 
-    def __init__(self, theta, s, beta, solver=shortest_point):
-        self.theta, self.s, self.beta, self.solver = theta, s, beta, solver
+    def __init__(self, theta, s, beta):
+        self.theta, self.s, self.beta = theta, s, beta
         self.old, self.reference, self.length, self.direction = {}, {}, None, None
 
     def step(self, gradients, losses, ids, t, eta, losses_at):
@@ -131,7 +131,7 @@ class FedMDFG:
         for old in (absent, [None] * len(absent)):
             for fair in [h, None] if h is not None else [None]:
                 Q = [*g, *old] + ([] if fair is None else [fair @ G])
-                d = self.solver(Q)
+                d = shortest_point(Q)
                 self.direction = length_in(d, g)
                 if self.direction > 1e-4:
                     break
@@ -163,15 +163,14 @@ class FedMDFG:
 class FedFV:
     """FedFV, Algorithms 1 to 3; ``window="reference"`` is that of the authors' later code."""
 
-    def __init__(self, alpha, tau, window="absent", keep=None, eps=0.0, reordered=list):
+    def __init__(self, alpha, tau, window="absent", eps=0.0, reordered=list):
         self.alpha, self.tau, self.window, self.eps, self.reordered = alpha, tau, window, eps, reordered
-        self.keep = keep or (lambda m: m - int(np.ceil((m - 1) * (1 - alpha))) if alpha > 0 else 0)
         self.last = {}
 
     def step(self, updates, losses, ids, t):
         m = len(updates)
         order = sorted(range(m), key=lambda i: losses[i])
-        kept = order[m - self.keep(m) :]
+        kept = order[int(np.ceil((m - 1) * (1 - self.alpha))) :] if self.alpha > 0 else []
         order = self.reordered(order)
         projected = []
         for i in range(m):
@@ -180,7 +179,6 @@ class FedFV:
                 if j != i and p @ updates[j] < 0:
                     p -= p @ updates[j] / (updates[j] @ updates[j] + self.eps) * updates[j]
             projected.append(p)
-        self.projected, self.order = projected, order
         g = sum(projected) / m
         old, self.last = self.last, self.last | {i: (t, u) for i, u in zip(ids, updates, strict=True)}
         if self.tau and t >= self.tau:
