@@ -21,7 +21,7 @@ from fl_lightning.federation.registered_clients import RegisteredClients
 from fl_lightning.federation.served_model import ServedModel
 from fl_lightning.fit.server import Server
 from fl_lightning.fit.strategy import FederatedStrategy
-from fl_lightning.fit.uploads import Round, agreed_loss_batch_factor
+from fl_lightning.fit.uploads import Round
 from fl_lightning.lightning.fit_description import check_resume
 from fl_lightning.lightning.names import LightningModule
 
@@ -91,7 +91,6 @@ class FederatedServer(RegisteredClients):
         self.last_round: RoundRecord | None = None
         self.memory: Mapping[str, int] = {}
         self._steps_per_round: int | None = None
-        self._loss_batch_factor: int | None = None
         self._began = 0.0
         self._selection: Selection | None = None
         self._server.reset()
@@ -115,7 +114,7 @@ class FederatedServer(RegisteredClients):
         if not self._ready:
             self.begin()
         self._began, self._server.failures.names = time.perf_counter(), self.client_names
-        selection = self._selection = self._server.drawn(self.round, self.client_sizes)
+        selection = self._selection = self.options.drawn(self.round, self.cohort_size, self.client_sizes)
         self._model.plain = self._model.server_module.plain()
         return tuple(client for client in map(int, selection.client_ids) if client not in selection.drop_outs)
 
@@ -130,7 +129,8 @@ class FederatedServer(RegisteredClients):
     def _told(self, client: int, params: Tensor, steps: int | None = None, rounds: int | None = None) -> ServerMessage:
         message = ServerMessage(
             self.round, params, counted=self.counted.get(client), buffers=self._model.buffers.global_values(),
-            steps_per_round=steps, module=self._model.plain, rounds=rounds, loss_batch_factor=self._loss_batch_factor,
+            steps_per_round=steps, module=self._model.plain, rounds=rounds,
+            loss_batch_factor=self._server.loss_batch_factor,
         )  # fmt: skip
         return message.to_client(client, self.client_rule)
 
@@ -181,7 +181,6 @@ class FederatedServer(RegisteredClients):
         closing = Closing(self._server, model, self.options.needs, self._rows, cohort, self._num_samples)
         record, accepted = closing.closed(current, answers, why, silent)
         model.merge(current.uploads, record.client_ids)
-        self._loss_batch_factor = agreed_loss_batch_factor(self._loss_batch_factor, current.uploads, record.client_ids)
         self._counts([accepted[client] for client in record.client_ids], self.round)
         self._selection = None
         self.round += 1
@@ -200,7 +199,6 @@ class FederatedServer(RegisteredClients):
             **self._model.state_dict(),
             **self._server.states(),
             "steps_per_round": self._steps_per_round,
-            "loss_batch_factor": self._loss_batch_factor,
             **self._clients_state(),
         }
 
@@ -226,7 +224,6 @@ class FederatedServer(RegisteredClients):
         self._model.load_state_dict(state)
         self._server.load(state, {})
         self.round, self._steps_per_round = state["round"], state["steps_per_round"]
-        self._loss_batch_factor = state["loss_batch_factor"]
         self._load_clients(state)
 
     def module_state_dict(self) -> dict[str, Tensor]:

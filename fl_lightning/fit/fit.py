@@ -27,7 +27,7 @@ from fl_lightning.fit.on_ranks import Agreement, check_same_start, checksums_of
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.server import Server
 from fl_lightning.fit.state_callback import RoundStart
-from fl_lightning.fit.uploads import Round, agreed_loss_batch_factor, merge_module_changes
+from fl_lightning.fit.uploads import Round, merge_module_changes
 from fl_lightning.lightning.batches import ClientTask
 from fl_lightning.lightning.fit_description import check_resume
 from fl_lightning.lightning.names import Trainer, rank_zero_info
@@ -82,7 +82,7 @@ class FederatedFit:
             server.load(states, ids)
             self.clients.runner.optimizers.load_state_dict(renumbered(states["client_optimizers"], ids))
             self.clients.schedules.load_state_dict(states["schedules"])
-            self.clients.runner.losses.factor = states["loss_batch_factor"]
+            self.clients.runner.losses.factor = server.loss_batch_factor
         sizes = self.clients.loaders.sizes if changed else None
         memory = server.begin(self._max_rounds(), self._options.keeps_optimizer, sizes)
         usage = ", ".join(f"{name} {size:,} B" for name, size in memory.items())
@@ -181,7 +181,6 @@ class FederatedFit:
             **self._server.states(),
             "client_optimizers": self.clients.runner.optimizers.state_dict(),
             "schedules": self.clients.schedules.state_dict(),
-            "loss_batch_factor": self.clients.runner.losses.factor,
             "non_persistent_buffers": self.clients.buffers.unsaved() if self.start is None else self.start.unsaved,
         }
 
@@ -196,7 +195,7 @@ class FederatedFit:
         self._binding.check(self._trainer.optimizers, lambda: self.clients.runner.isolation.take_snapshot().tensors)
         loaders, clients, index = self.clients.loaders, self.clients, self._trainer.current_epoch
         asks = (lambda params, ids: clients.losses_at(index, params, ids)) if clients.needs.requery else None
-        selection = self._server.drawn(index, loaders.sizes)
+        selection = self._options.drawn(index, len(clients.runner.rows), loaders.sizes)
         self._round = Round(index, asks=asks, drop_outs=frozenset(selection.drop_outs))
         tasks = [
             ClientTask(int(client), place, index, int(loaders.sizes[client]), loaders.num_batches(client))
@@ -262,7 +261,7 @@ class FederatedFit:
             hand_set = merge_module_changes(runner.isolation, current.uploads, record.client_ids)
             steps = clients.schedules.close_round(record.client_ids, hand_set)
         runner.optimizers.commit(record.client_ids)
-        runner.losses.factor = agreed_loss_batch_factor(runner.losses.factor, current.uploads, record.client_ids)
+        runner.losses.factor = self._server.loss_batch_factor
         self._round = self.start = None
         self.last_round = altered(record, training_seconds=trained, local_steps=steps)
 

@@ -22,9 +22,10 @@ from fl_lightning.algorithms.records import READS, Needs, Reads
 from fl_lightning.arguments import check_unused
 from fl_lightning.clients.base import CohortExecutor
 from fl_lightning.clients.client_batches import LocalOptions
+from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.storage import rule_state
 from fl_lightning.core.taken_names import refuse_taken_names
-from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
+from fl_lightning.data.cohort_samplers import CohortSampler, Selection, UniformSampler
 from fl_lightning.fit.checks import Method, paired_client_rule
 from fl_lightning.fit.loaders import PartitionLike
 from fl_lightning.lightning.fit_description import plain
@@ -166,6 +167,15 @@ class FitOptions(LocalOptions):
         known = server.known_weights(torch.ones(1, dtype=torch.float64)) is not None
         sums = known and server.reads == rule.reads == "sums" and not rule_state.in_columns(rule)
         return sums and alone and self.on_client_error == "raise"  # else clients may be left out, and weights change
+
+    def drawn(self, index: int, size: int, sizes: Tensor) -> Selection:
+        """At most ``size`` clients for a round, by all clients' training samples ``sizes [N]``; else ValueError."""
+        selection = self.sampler.select(index, size, sizes, derive_seed(self.seed, "sampler"))
+        ids = selection.client_ids
+        if len(ids) > size or max(ids, default=0) >= len(sizes):
+            who = f"{type(self.sampler).__name__}.select"
+            raise ValueError(f"{who} must give at most {size} ids from 0 to {len(sizes) - 1}, found {tuple(ids)}")
+        return selection
 
     def check_rounds(self, cohort_size: int, sizes: Tensor | None = None) -> None:
         """Raises ValueError if no round can have ``min_clients`` usable uploads, or so many as a guard needs.

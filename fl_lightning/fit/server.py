@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from math import isfinite
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,15 +21,15 @@ from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.update_rows import SummedRows, UpdateRows, Upload
 from fl_lightning.core.cohort import Cohort, mean_rate
 from fl_lightning.core.records import RoundRecord
-from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.storage import rule_state
-from fl_lightning.data.cohort_samplers import Selection
 from fl_lightning.fit.global_step import GlobalStep, RefusedStepError
 from fl_lightning.fit.memory import memory_plan
 from fl_lightning.fit.options import FitOptions
-from fl_lightning.fit.uploads import Failures, Round, UsableUploads, stacked, usable
+from fl_lightning.fit.uploads import Failures, Round, UsableUploads, agreed_loss_batch_factor, stacked, usable
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.metrics.functional import conflict_counts
+
+_Errors: TypeAlias = tuple[type[Exception], ...]
 
 
 class Server:
@@ -56,6 +56,7 @@ class Server:
         self._step = GlobalStep(binding, options.server_optimizer)
         self.optimizer = self._step.optimizer  # None if steps are subtracted
         self.num_samples: int | None = None  # of all registered clients, if known
+        self.loss_batch_factor: int | None = None  # see ClientLosses.measure; once clients agree
         self._summed = isinstance(rows, SummedRows)
         self._counts_conflicts = options.count_conflicts is not False and not self._summed
 
@@ -67,16 +68,6 @@ class Server:
             self._algorithm, self._rule, self._binding.layout, called=self._options.called,
             clients=self._num_clients, server_optimizer=name, settings=settings, **entries,
         )  # fmt: skip
-
-    def drawn(self, index: int, sizes: Tensor) -> Selection:
-        """The clients of a round; raises ValueError where the sampler's choice makes no sense."""
-        sampler, size, clients = self._options.sampler, len(self._rows), self._num_clients
-        selection = sampler.select(index, size, sizes, derive_seed(self._options.seed, "sampler"))
-        ids = selection.client_ids
-        if len(ids) > size or max(ids, default=0) >= clients:
-            who = f"{type(sampler).__name__}.select"
-            raise ValueError(f"{who} must give at most {size} ids from 0 to {clients - 1}, found {tuple(ids)}")
-        return selection
 
     # ---- what lasts from round to round
 
@@ -111,6 +102,7 @@ class Server:
             "server_optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
             "skipped_rounds": self.failures.skipped_rounds,
             "failed_rounds": self.failures.failed_rounds,
+            "loss_batch_factor": self.loss_batch_factor,
         }
 
     def load(self, states: Mapping[str, Any], ids: Mapping[int, int]) -> None:
@@ -122,15 +114,13 @@ class Server:
             rule_state.load_state_dict(guard, states["guards"].get(name, {}), columns, ids)
         for part in self._stateful:
             rule_state.set_num_clients(part, self._num_clients)
-        self.failures.skipped_rounds = states["skipped_rounds"]
-        self.failures.failed_rounds = states["failed_rounds"]
+        self.failures.skipped_rounds, self.failures.failed_rounds = states["skipped_rounds"], states["failed_rounds"]
+        self.loss_batch_factor = states["loss_batch_factor"]
         if self.optimizer is not None:
             self.optimizer.load_state_dict(states["server_optimizer"])
 
     @contextmanager
-    def closed(
-        self, current: Round, refused: tuple[type[Exception], ...] = (RefusedStepError,)
-    ) -> Iterator[RoundRecord]:  # fmt: skip
+    def closed(self, current: Round, refused: _Errors = (RefusedStepError,)) -> Iterator[RoundRecord]:
         """Aggregates the round; the step is taken at the end of the ``with`` statement, unless that raises an error.
 
         A round changes nothing if it has too few usable uploads, or if the step, the global parameters or the server
@@ -150,9 +140,7 @@ class Server:
                 commit_or_undo(True)
                 take()
 
-    def _tried(
-        self, current: Round, refused: tuple[type[Exception], ...]
-    ) -> tuple[RoundRecord, Callable[[], None] | None]:  # fmt: skip
+    def _tried(self, current: Round, refused: _Errors) -> tuple[RoundRecord, Callable[[], None] | None]:
         """The record of the round, and what takes its step; ``None`` if it changes nothing."""
         drop, skipped = self.failures.drop, self.failures.skipped
         reports = self._usable(current, lambda upload, why, some: drop(current, upload.client_id, why, any_usable=some))
@@ -184,6 +172,8 @@ class Server:
         move()
         self._buffers.commit([upload.buffers for upload in uploads])
         self.failures.failed_rounds = 0
+        if self.loss_batch_factor is None:
+            self.loss_batch_factor = agreed_loss_batch_factor(uploads)
 
     def _usable(self, current: Round, drop: Callable[[Upload, str, bool], None]) -> UsableUploads:
         return usable(current.uploads, self._rows, self._buffers, self._rule, drop)

@@ -76,12 +76,11 @@ def merge_module_changes(isolation: ModuleIsolation, uploads: Sequence[Upload], 
     return () if largest is None else largest.hand_set
 
 
-def agreed_loss_batch_factor(known: int | None, uploads: Sequence[Upload], counted: Collection[int]) -> int | None:
+def agreed_loss_batch_factor(uploads: Sequence[Upload]) -> int | None:
     """How many times as large as in training batches are that measure losses: what gives the same to all clients."""
-    entered = [upload for upload in uploads if upload.client_id in counted]
-    found = {u.client_id: u.loss_batch_factor for u in entered if u.loss_batch_factor is not None}
-    if known is not None or not found:
-        return known
+    found = {u.client_id: u.loss_batch_factor for u in uploads if u.loss_batch_factor is not None}
+    if not found:
+        return None
     client, factor = min(found.items(), key=lambda item: item[1])
     if factor == 1:
         rank_zero_info(
