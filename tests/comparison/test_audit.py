@@ -221,6 +221,7 @@ def test_the_command_reads_files_and_writes_a_card(tmp_path, capsys):
     shown = ("Audit of FedAvg: failed", "sums of the updates alone", "NormBound(1.0)", "worse off", "0.510 ± 0.025",
              "<td><bdi>broken")  # fmt: skip
     assert [words for words in shown if words not in page] == []
+    assert page.index("<td><bdi>broken") < page.index("<td><bdi>kept")
     assert main([*command, "--limit", "client=0.4"]) == 0
     fl.audit(made("FedAvg", (0.9,) * 4, seeds=1), {"mean": 0.5}, strict=True).write(card)
     one_run = json.loads(card.with_suffix(".json").read_text())["clients"]["test_acc"]

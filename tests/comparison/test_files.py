@@ -45,8 +45,9 @@ def test_an_infinite_value_of_a_client_alone_stays_one():
     assert count_infinite(found, found.last_values("val"), "val_acc") == 1
     # Nor does a report call another client the worst off.
     methods = by_method([found])
-    (first, *_) = lede(methods, "val", comparison(methods, "val"))
+    first, second = lede(methods, "val", comparison(methods, "val"))
     assert first == "With \u2068FedAvg\u2069, a run ends with clients whose val_acc is not finite."
+    assert second == "No number below counts that run, so they cannot say who is worst off."
 
 
 def test_a_file_comes_back_as_it_was_written_or_not_at_all(tmp_path):

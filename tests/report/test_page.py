@@ -15,7 +15,9 @@ import pytest
 from records import fit_record
 
 from fl_lightning.report import (
+    ClientValues,
     FitRecord,
+    MetricSeries,
     RoundSeries,
     client_pictures,
     record_from_json,
@@ -25,7 +27,7 @@ from fl_lightning.report import (
 from fl_lightning.report.conclusion import lede
 from fl_lightning.report.number_formats import in_bytes
 from fl_lightning.report.pictures import DARK, LIGHT, both_ends
-from fl_lightning.report.runs_of_a_method import by_method
+from fl_lightning.report.runs_of_a_method import by_method, worst_first
 from fl_lightning.report.tables import comparison, costs
 
 pytest.importorskip("plotly")
@@ -176,6 +178,15 @@ def test_clients_without_a_value_have_empty_rows(tmp_path):
     assert "<bdi>client 1</bdi></td><td><bdi>25</bdi></td><td><bdi>0</bdi></td><td><bdi>-</bdi>" in text
     assert "the mean of 3 clients is" in text
     assert "There is no value for \u2068client 1\u2069." in text
+
+
+def test_clients_that_nobody_evaluated_come_last():
+    values = ClientValues(1, "val", (0, 2), (1, 1), {"acc": (0.5, 0.4)}, {"acc": "max"})
+    series = MetricSeries("acc", "val", "max", (1,), {})
+    record = FitRecord(
+        "A", client_names=("a", "b", "c"), client_sizes=(1, 1, 1), evaluations=(values,), metrics=(series,)
+    )
+    assert worst_first(record) == [2, 0, 1]
 
 
 def test_means_are_over_all_clients_also_where_few_are_drawn(tmp_path, monkeypatch):

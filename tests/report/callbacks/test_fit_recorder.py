@@ -69,11 +69,18 @@ def test_a_resumed_fit_has_the_rounds_of_both_runs(tmp_path):
     assert torch.load(tmp_path / "two.ckpt", weights_only=True)["callbacks"]["FitRecorder"]["record"]
 
 
+class Decays(Classifier):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+
 def test_a_second_fit_of_the_trainer_goes_on_and_a_fresh_one_begins_anew():
     recorder = FitRecorder(method="plain averaging")
     trainer, data = quiet_trainer(strategy(), 2, callbacks=[recorder]), federated_blobs()
-    module = fresh()
+    module = fresh(Decays)
     trainer.fit(module, data)
+    assert recorder.record.learning_rate == 0.1  # of the first round
     trainer.fit_loop.max_epochs = 3
     trainer.fit(module, data)
     assert recorder.record.rounds.round == (0, 1, 2)
