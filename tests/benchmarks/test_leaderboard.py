@@ -10,12 +10,11 @@ from math import isnan
 from types import SimpleNamespace
 
 import pytest
-import torch
-from small_suite import METHODS, TINY, blobs
+from small_suite import METHODS, TINY
 
 import fl_lightning as fl
 from benchmarks.leaderboard import __main__ as program
-from benchmarks.leaderboard import data, pictures, records, standing, suites
+from benchmarks.leaderboard import pictures, records, standing, suites
 from benchmarks.leaderboard.bootstrap import Interval
 from benchmarks.leaderboard.divisions import DIVISIONS, Divisions
 from benchmarks.leaderboard.methods import REFERENCE
@@ -298,19 +297,3 @@ def test_clients_that_diverge_alone_have_a_lower_rate_all_of_them(begun, capsys,
     call("report", begun)
     told = f"Alone, with as many passes as a client of every round and the learning rate {lower:g}, clients reach"
     assert told in (begun / "out" / "tiny.md").read_text()
-
-
-def test_data_whose_samples_are_drawn_are_drawn_anew(monkeypatch, tmp_path):
-    pair = SimpleNamespace(train=blobs(120, 0), test=blobs(60, 1))
-    source = SimpleNamespace(load=lambda root: pair)
-    whole = data.images(source, fl.data.IID(4), tmp_path)
-    own = data.images(source, fl.data.IID(4), tmp_path, tests=10)
-    for one in (whole, own):
-        again, other = one.divided_anew(0), one.divided_anew(1)
-        trained = [each.train_dataloader().indices(0).tolist() for each in (one, again, other)]
-        assert trained[0] == trained[1] != trained[2]
-        tested = [[batch for batch, _ in each.test_dataloader().batches(0, seed=None)] for each in (one, again, other)]
-        values = [torch.cat([batch[0] for batch in batches]) for batches in tested]
-        assert torch.equal(values[0], values[1])
-        assert values[0].shape != values[2].shape or not torch.equal(values[0], values[2])
-        assert isinstance(other, data.Drawn)

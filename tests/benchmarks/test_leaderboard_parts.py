@@ -3,6 +3,7 @@
 
 import hashlib
 from math import isnan, nan
+from types import SimpleNamespace
 
 import lightning as L
 import numpy as np
@@ -245,3 +246,19 @@ def test_domains_share_nothing(monkeypatch, tmp_path):
 
 def loader_values(loaders, client):
     return [int(v) for batch, _ in loaders.batches(client, seed=None) for v in batch[0].flatten()]
+
+
+def test_data_whose_samples_are_drawn_are_drawn_anew(tmp_path):
+    pair = SimpleNamespace(train=blobs(120, 0), test=blobs(60, 1))
+    source = SimpleNamespace(load=lambda root: pair)
+    whole = data.images(source, fl.data.IID(4), tmp_path)
+    own = data.images(source, fl.data.IID(4), tmp_path, tests=10)
+    for one in (whole, own):
+        again, other = one.divided_anew(0), one.divided_anew(1)
+        trained = [each.train_dataloader().indices(0).tolist() for each in (one, again, other)]
+        assert trained[0] == trained[1] != trained[2]
+        tested = [[batch for batch, _ in each.test_dataloader().batches(0, seed=None)] for each in (one, again, other)]
+        values = [torch.cat([batch[0] for batch in batches]) for batches in tested]
+        assert torch.equal(values[0], values[1])
+        assert values[0].shape != values[2].shape or not torch.equal(values[0], values[2])
+        assert isinstance(other, data.Drawn)

@@ -60,6 +60,33 @@ def test_relabelled_rows_give_the_same_point(call, kind):
 
 
 @every
+def test_one_and_two_rows(call):
+    assert [x.tolist() for x in call("min_norm", torch.tensor([[[4.0]], [[0.0]]]).double())] == [[[1], [1]], [0, 0]]
+    answers = {
+        (1, 0, 1): (0.5, 0.5), (1, 0, 3): (0.75, 0.25), (1, 2, 5): (1, 0), (5, 2, 1): (0, 1), (2, 2, 2): (0.5, 0.5),
+        (0, 0, 0): (0.5, 0.5), (0, 0, 7): (1, 0), (1, -2, 4): (2 / 3, 1 / 3),
+    }  # fmt: skip
+    gram, want = (torch.tensor(list(numbers), dtype=torch.float64) for numbers in (answers, answers.values()))
+    lam, gap = call("min_norm", gram[:, [0, 1, 1, 2]].view(-1, 2, 2))
+    torch.testing.assert_close(lam, want, rtol=0, atol=1e-15)
+    assert (gap <= 1e-15).all()
+
+
+@every
+def test_ties_fall_to_the_lowest_index(call):
+    one, rows = torch.ones(4, 4, dtype=torch.float64), torch.tensor([[1.0, 1], [1, -1], [1, -1], [1, 1]]).double()
+    lam, _ = call("min_norm", torch.stack([one, 0 * one, rows @ rows.T]))
+    assert lam.tolist() == [[1, 0, 0, 0], [1, 0, 0, 0], [0.5, 0.5, 0, 0]]
+
+
+@every
+def test_a_zero_row_is_optimal(call):
+    rows = torch.randn(6, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows[2] = rows[4] = 0
+    assert call("min_norm", (rows @ rows.T)[None])[0].tolist() == [[0, 0, 1, 0, 0, 0]]
+
+
+@every
 @pytest.mark.parametrize("low", [1, 12, 24])
 def test_every_number_of_rows(call, low):
     """Vectors of any width have a remainder at some of these."""

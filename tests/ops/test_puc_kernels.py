@@ -55,9 +55,11 @@ def test_tracking_equals_integer_arithmetic(call, sizes, dtype, count_type):
 
 @every
 def test_zero_is_an_increase_and_nan_is_not(call):
-    """Read by Python's integers: the first coordinate is the lowest bit."""
-    row, counts = torch.tensor([0.0, -0.0, float("nan"), -1.0, 1.0]), torch.zeros(5, dtype=torch.int16)
-    words, norms = call("puc_track", row, counts, 1, 1, torch.tensor([0, 5]))
-    assert counts.tolist() == [1, 1, 0, 1, 0]
-    assert words.tolist() == [0b10100]  # no past increase, one past decrease
-    assert norms.isnan().all()
+    """Read by Python's integers: the first coordinate is the lowest bit. Numbers too small for float32 have a sign."""
+    row = torch.tensor([0.0, -0.0, float("nan"), -1.0, 1e-300, -1e-300], dtype=torch.float64)
+    counts = torch.zeros(6, dtype=torch.int16)
+    words, norms = call("puc_track", row, counts, 1, 1, torch.tensor([0, 2, 6]))
+    assert counts.tolist() == [1, 1, 0, 1, 0, 1]
+    assert words.tolist() == [0b010100]  # no past increase, one past decrease
+    assert norms[0] == 0
+    assert norms[1].isnan()

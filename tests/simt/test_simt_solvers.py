@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from implementations import DTYPES, offsets_of
-from ops import test_gram_kernels, test_min_norm_kernel
+from ops import test_gram_kernels, test_min_norm_kernel, test_puc_kernels
 from qp_cases import enumerate_supports, families, objective, relative_gap
 from simt_library import ALIGNED, ODD, generator
 
@@ -46,11 +46,15 @@ def test_project_conflicts_with_a_bad_order(simt):
         test_gram_kernels.test_projections_without_matrices_and_with_a_zero_update,
         test_gram_kernels.test_a_nan_in_one_matrix_shows_there_and_nowhere_else,
         test_gram_kernels.test_no_matrices_and_all_zeros,
+        test_puc_kernels.test_zero_is_an_increase_and_nan_is_not,
+        test_min_norm_kernel.test_one_and_two_rows,
+        test_min_norm_kernel.test_ties_fall_to_the_lowest_index,
+        test_min_norm_kernel.test_a_zero_row_is_optimal,
         test_min_norm_kernel.test_only_the_symmetric_part_counts,
     ],
     ids=lambda test: test.__name__.removeprefix("test_"),
 )
-def test_project_and_min_norm_as_every_implementation(call, test):
+def test_as_every_implementation(call, test):
     test(call)
 
 
@@ -99,27 +103,6 @@ def test_a_search_has_the_same_bits_wherever_its_numbers_are(kernels):
         assert kernels.shared_bytes() == 0
     finally:
         kernels.capability(8)
-
-
-def test_min_norm_of_one_and_two_rows(simt):
-    assert [x.tolist() for x in simt.min_norm(torch.tensor([[[4.0]], [[0.0]]]).double())] == [[[1], [1]], [0, 0]]
-    gram = [
-        [[1, 0], [0, 3]],
-        [[1, 2], [2, 5]],
-        [[2, 2], [2, 2]],
-        [[0, 0], [0, 0]],
-        [[0, 0], [0, 7]],
-        [[1, -2], [-2, 4]],
-    ]
-    want = [[0.75, 0.25], [1, 0], [0.5, 0.5], [0.5, 0.5], [1, 0], [2 / 3, 1 / 3]]
-    lam, gap = simt.min_norm(torch.tensor(gram, dtype=torch.float64))
-    torch.testing.assert_close(lam, torch.tensor(want, dtype=torch.float64), rtol=0, atol=1e-15)
-    assert (gap <= 1e-15).all()
-
-
-def test_min_norm_ties_fall_to_the_lowest_index(simt):
-    one = torch.ones(4, 4, dtype=torch.float64)
-    assert simt.min_norm(torch.stack([one, 0 * one]))[0].tolist() == [[1, 0, 0, 0]] * 2
 
 
 def test_min_norm_of_indefinite_matrices(simt):
@@ -178,16 +161,6 @@ def past(n, participations, counts=torch.uint8):
 def test_puc_track(simt, dtype, counts, threshold, participations):
     row = whole_row(N, dtype, lead=threshold % 4)
     check_track(simt, row, past(N, participations, counts), threshold, participations, OFFSETS)
-
-
-def test_puc_track_on_zeros_nan_and_tiny_numbers(simt):
-    row = torch.tensor([0.0, -0.0, float("nan"), -1.0, 1e-300, -1e-300], dtype=torch.float64)
-    counts = torch.zeros(6, dtype=torch.int16)
-    keep, norms = simt.puc_track(row, counts, 1, 1, torch.tensor([0, 2, 6]))
-    assert counts.tolist() == [1, 1, 0, 1, 0, 1]
-    assert keep.tolist() == [0b010100]
-    assert norms[0] == 0
-    assert norms[1].isnan()
 
 
 def test_puc_track_with_many_layers(simt):
