@@ -54,7 +54,7 @@ ACCEPTED = {
         (r"(RoundSeries|FitRecord)\(", "before the first round"),
         (r"FitDescription\(names$", "clients have numbers alone"),
         (r"UniformSampler\(always$", "all are drawn"),
-        (r"(Holdings\(counts|Absence\(client_ids)$", "no clients"),
+        (r"Absence\(client_ids$", "no clients"),
         (r"LocalWork\((parameters|rates)$", "before the first step"),
         (r"(labels_of|Samples)\(dataset$", "no samples, no labels"),
         (r"label_counts\(parts$", "no clients, no rows"),
