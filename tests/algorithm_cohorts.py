@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cohorts for tests of algorithms, without a Trainer."""
 
+from dataclasses import replace
+
 import torch
 
 from fl_lightning.core.cohort import Cohort
@@ -67,19 +69,9 @@ def make_cohort(
 
 def elsewhere(device, cohort):
     """The same cohort with its parameters and rows on a remote device; the rest comes from the CPU, as in a fit."""
-    companions = {name: device.put(matrix.rows) for name, matrix in cohort.companions.items()}
-    return make_cohort(
-        device.put(cohort.updates.rows),
-        cohort.losses,
-        cohort.client_ids,
-        cohort.round,
-        cohort.updates.layout,
-        cohort.client_lr,
-        losses_at=cohort.losses_at,
-        params=device.put(cohort.params),
-        extras=cohort.extras,
-        companions={name: UpdateMatrix(rows, cohort.updates.layout) for name, rows in companions.items()},
-    )
+    companions = {name: matrix.beside(device.put(matrix.rows)) for name, matrix in cohort.companions.items()}
+    there = {"params": device.put(cohort.params), "updates": cohort.updates.beside(device.put(cohort.updates.rows))}
+    return replace(cohort, **there, companions=companions)
 
 
 def switched(rule, **switches):

@@ -41,10 +41,8 @@ class FedBN(FedAvg):
 class LocalNorms(PersonalLayers):
     """BatchNorm layers stay at their client."""
 
-    method = "FedBN"
-
     def __init__(self, directory: str | None = None) -> None:
-        super().__init__(directory)
+        super().__init__("FedBN", directory)
 
     def find(self, module: nn.Module, layout: ParamLayout) -> Layers:
         """All BatchNorm layers."""

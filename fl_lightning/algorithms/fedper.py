@@ -44,14 +44,4 @@ class FedPer(FedAvg):
         if personal is not None:
             check_unused("num_layers of FedPer", num_layers, 1, "where personal names the layers")
         self.personal, self.num_layers, self.directory = personal, num_layers, directory
-        self._client = LocalLayers(personal, num_layers, directory)
-
-
-class LocalLayers(PersonalLayers):
-    """Named layers, or the last ones, stay at their client; see :class:`FedPer` for the arguments."""
-
-    method = "FedPer"
-
-    def __init__(self, personal: Sequence[str] | None, num_layers: int, directory: str | None = None) -> None:
-        super().__init__(directory, personal, num_layers)
-        self.personal, self.num_layers = personal, num_layers
+        self._client = PersonalLayers("FedPer", directory, personal, num_layers)

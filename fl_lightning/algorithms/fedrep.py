@@ -52,10 +52,8 @@ class FedRep(FedAvg):
 class HeadFirst(PersonalLayers):
     """The head stays at its client, and is trained before the layers below; see :class:`FedRep` for the arguments."""
 
-    method = "FedRep"
-
     def __init__(self, head: Sequence[str] | None, head_epochs: int, directory: str | None = None) -> None:
-        super().__init__(directory, head)
+        super().__init__("FedRep", directory, head)
         self.head, self.head_epochs, self.fewest_epochs = head, head_epochs, head_epochs + 1
         self._heads: frozenset[str] = frozenset()
         self._passes = 0

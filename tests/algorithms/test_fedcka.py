@@ -9,7 +9,7 @@ from support import Classifier, fresh
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.algorithms import FedCKA
+from fl_lightning.algorithms import MOON, FedCKA
 from fl_lightning.algorithms.fedcka import linear_cka
 
 MU, LR = 2.0, 0.2
@@ -108,6 +108,16 @@ def test_passes_for_the_term_end_with_the_last_compared_layer():
     batches = len(data[0])
     assert calls == {"encoder.0": 5 * batches, "encoder.2": 2 * batches, "head": 2 * batches}
     assert len(run.module.encoder[0]._forward_hooks) == 1  # this test's own
+
+
+@pytest.mark.parametrize("method", [FedCKA, MOON])
+def test_mu_0_takes_no_further_pass(method):
+    rule, data, passes = method(0.0), client_data(clients=1), []
+    run = Rounds(rule, rule.client_rule(), data)
+    run.module.encoder[0].register_forward_hook(lambda *_: passes.append(1))
+    for _ in range(2):
+        run.round([0])
+    assert len(passes) == 2 * len(data[0])
 
 
 # ---- in a trainer

@@ -197,7 +197,7 @@ def test_memory_plan_counts_the_layers_alone():
     layout = fl.ParamLayout.from_module(module)
     rule.check_module(module, layout)
     federation = fl.algorithms.Federation(10, layout, torch.device("cpu"), torch.float64, 3)
-    assert rule.memory(federation, 3) == {"LocalLayers.own": 13 * 8 * (6 * 4 + 4)}
+    assert rule.memory(federation, 3) == {"PersonalLayers.own": 13 * 8 * (6 * 4 + 4)}
 
 
 # ---- in a trainer

@@ -25,19 +25,18 @@ class PersonalLayers(ClientRule):
     Between rounds the layers lie in files of ``directory``, or without one in memory on the CPU and in the checkpoint.
     """
 
-    method: str
-
     own = at_clients(files="directory", size="part_bytes")
 
-    def __init__(self, directory: str | None = None, names: Sequence[str] | None = None, count: int = 1) -> None:
-        self.directory = directory
-        self._names, self._count = names, count
+    def __init__(
+        self, method: str, directory: str | None = None, names: Sequence[str] | None = None, count: int = 1
+    ) -> None:
+        self.method, self.directory, self.names, self.count = method, directory, names, count
         self._received: tuple[Tensor, Tensor] | None = None
         self.part_bytes = 0  # of one client's layers
 
     def find(self, module: nn.Module, layout: ParamLayout) -> Layers:
         """The layers that stay at a client: those under ``names``, or the last ``count`` with trained parameters."""
-        return layers_under(module, layout, self._names, self._count, self.method)
+        return layers_under(module, layout, self.names, self.count, self.method)
 
     def refusal(self, server: ServerRule) -> str | None:
         """Losses and gradients at the global model say nothing about clients with layers of their own."""
