@@ -5,33 +5,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 
 from fl_lightning.core.processes import Fork, stop
 
 Key = TypeVar("Key")
-Task = Callable[[], Any]
+Task = Callable[[], None]
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why a task came to nothing."""
-
-    error: str
-
-
-def work(tasks: Mapping[Key, Task], jobs: int, done: Callable[[Key, Any], None]) -> None:
+def work(tasks: Mapping[Key, Task], jobs: int, done: Callable[[Key, str], None]) -> None:
     """Carries out all tasks in order, so many at a time; with one at a time, in this process.
 
-    ``done`` is called with a task's result, or its :class:`Failure`. Others go on.
+    ``done`` is called with why a task came to nothing, or with an empty text. Others go on.
     """
     if jobs == 1:
         for key, task in tasks.items():
-            done(key, _outcome(task)[0])
+            done(key, _error(task))
         return
     if not hasattr(os, "fork") or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         reason = "this process has used CUDA already" if hasattr(os, "fork") else "this system has no fork"
@@ -55,7 +47,7 @@ def work(tasks: Mapping[Key, Task], jobs: int, done: Callable[[Key, Any], None])
                 free.append(slot)
                 channel.close()
                 ended = worker.end()
-                done(key, Failure(f"its process {ended}") if message is None else message[0])
+                done(key, f"its process {ended}" if message is None else message)
     finally:
         stop(worker for _, _, worker in busy.values())
 
@@ -63,7 +55,7 @@ def work(tasks: Mapping[Key, Task], jobs: int, done: Callable[[Key, Any], None])
 def _serving(task: Task, slot: int) -> Callable[[Connection], None]:
     def serve(channel: Connection) -> None:
         use_device(slot)
-        channel.send(_outcome(task))
+        channel.send(_error(task))
 
     return serve
 
@@ -76,9 +68,9 @@ def use_device(slot: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = shown.split(",")[slot % count]
 
 
-def _outcome(task: Task) -> tuple[Any]:
-    """In a tuple, because ``None`` is a result as well."""
+def _error(task: Task) -> str:
     try:
-        return (task(),)
+        task()
     except (Exception, SystemExit) as error:
-        return (Failure(f"{type(error).__name__}: {error}"),)
+        return f"{type(error).__name__}: {error}"
+    return ""

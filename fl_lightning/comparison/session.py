@@ -15,7 +15,7 @@ from fl_lightning.arguments import check_unused
 from fl_lightning.comparison.comparison import Comparison
 from fl_lightning.comparison.files import check_configuration, owned
 from fl_lightning.comparison.plan import BOUNDS, Bounding, Measure, Plan, Rule, Run, measure_of, picked_rates, seed_list
-from fl_lightning.comparison.pool import Failure, work
+from fl_lightning.comparison.pool import work
 from fl_lightning.comparison.project import Project, described_each
 from fl_lightning.comparison.runner import Runner
 from fl_lightning.fit.strategy import FederatedStrategy
@@ -121,11 +121,10 @@ class Session:
         ahead = len(left) if ahead is None else ahead
         failures, began, places = dict[Run, str](), time.perf_counter(), iter(range(1, len(left) + 1))
 
-        def done(run: Run, found: Any) -> None:
+        def done(run: Run, error: str) -> None:
             record, place = self.runner.finished(run), next(places)
-            if isinstance(found, Failure) or record is None:
-                failures[run] = words = found.error
-                words = f"failed, {words}"
+            if record is None:
+                failures[run], words = error, f"failed, {error}"
             else:
                 measure = self._measure([record])
                 (row,) = summaries(by_method([record]), measure.metric, measure.reported_on, measure.mode)
