@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fl_lightning.comparison.audit import audit
+from fl_lightning.comparison.files import read_run
 from fl_lightning.comparison.limits import LIMITS
 from fl_lightning.comparison.plan import Run
-from fl_lightning.report import FitRecord, record_from_json
+from fl_lightning.report import FitRecord
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -52,18 +53,19 @@ def _limit(text: str) -> tuple[str, float]:
 
 def _records(path: Path) -> Iterator[tuple[Path, FitRecord]]:
     """The record in the file; of a comparison's folder, those of the runs in its table."""
-    if not path.is_dir():
-        yield path, _read(path)
-        return
     table = path / "runs.csv"
-    if not table.exists():
+    record = None if path.is_dir() else read_run(path)
+    if record is None and not table.exists():
         raise ValueError(f"{path} must be a record or the folder of a finished comparison, which has a runs.csv")
+    if record is not None:
+        yield path, record
+        return
     for run, status in _picked(table):
-        file = path / "runs" / f"{run.key}.json"
-        if status == "finished":
-            yield file, _read(file)
-        else:
-            yield file, FitRecord(run.method, run.seed, run.division, run.learning_rate, status="interrupted")
+        file, found = path / "runs" / f"{run.key}.json", None
+        if status == "finished" and (found := read_run(file)) is None:
+            raise ValueError(f"{file}, a finished run of {table}, must be there: compare again to repeat it")
+        lost = FitRecord(run.method, run.seed, run.division, run.learning_rate, status="interrupted")
+        yield file, found or lost
 
 
 def _picked(table: Path) -> list[tuple[Run, str]]:
@@ -77,13 +79,6 @@ def _picked(table: Path) -> list[tuple[Run, str]]:
         ]
     except (KeyError, ValueError) as error:
         raise ValueError(f"{table} must be as compare writes it: compare again to write it ({error!r})") from error
-
-
-def _read(file: Path) -> FitRecord:
-    try:
-        return record_from_json(file.read_text(encoding="utf-8"))
-    except (ValueError, TypeError, OSError) as error:
-        raise ValueError(f"{file} must be the record of a fit, or the folder of a comparison: {error}") from error
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -31,7 +31,7 @@ def read_run(path: Path) -> FitRecord | None:
         return record_from_json(path.read_text(encoding="utf-8"))
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"{path} is no file of a finished run ({error}): delete it, and the run is repeated"
+            f"{path} must be the record of a fit ({error}): if a comparison wrote it, delete it, and compare again"
         ) from error
 
 

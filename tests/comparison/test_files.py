@@ -58,7 +58,7 @@ def test_a_file_comes_back_as_it_was_written_or_not_at_all(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
     file.write_text(file.read_text()[:100])
     with pytest.raises(
-        ValueError, match=r"run.json is no file of a finished run .*: delete it, and the run is repeated"
+        ValueError, match=r"run.json must be the record of a fit \(.*\): if a comparison wrote it, delete it"
     ):
         read_run(file)
 
