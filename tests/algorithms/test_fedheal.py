@@ -7,7 +7,7 @@ from math import ceil, floor
 
 import pytest
 import torch
-from algorithm_cohorts import switched
+from algorithm_cohorts import make_cohort, switched
 from cases import pairwise
 from implementations import every
 
@@ -16,22 +16,13 @@ from fl_lightning import ops
 from fl_lightning.algorithms.fedheal import FedHEAL
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage import rule_state
-from fl_lightning.core.updates import UpdateMatrix
 
 LAYOUT = ParamLayout.from_sizes([5, 1, 40, 3])
 N = LAYOUT.numel
 
 
-def cohort(ids, rows, index, sizes=None):
-    return fl.Cohort(
-        params=torch.zeros(N),
-        updates=UpdateMatrix(rows, LAYOUT),
-        losses=None,
-        sizes=torch.tensor(sizes or [10 + i for i in ids]),
-        client_ids=ids,
-        round=index,
-        num_clients=8,
-    )
+def cohort(ids, rows, index):
+    return make_cohort(rows, False, ids, index, LAYOUT, sizes=torch.tensor([10 + i for i in ids]), num_clients=8)
 
 
 def drifting(ids, index, seed=0):
