@@ -47,9 +47,8 @@ class FA(FedAvg):
     Experimental: docs/methods/fa.md says what was decided here, where no code by its authors is public; no argument has
     a published value. The module's own loss is not used: ``l`` follows from ``federated_groups``.
 
-    Degenerate cases. A basis without samples near it gets weight 0. If no ``a`` meets all constraints, ``|C| <= tau``
-    is left out for the round, and ``a`` stays as it is if that does not help; :attr:`AgnosticWeights.relaxed` counts
-    both. While ``a`` stays as it is, the reports of rounds are flagged, and the first such round warns.
+    A basis without samples near it gets weight 0. If no ``a`` meets all constraints, ``|C| <= tau`` is left out for the
+    round; if that does not help, ``a`` stays as it is, and rounds are flagged.
 
     Args:
         bases: ``[J, d]`` the ``b_j``.

@@ -44,14 +44,10 @@ class FCFL(ServerRule):
     all budgets hold, else down ``SM(g')`` without a rise of ``SM(l)``. Stage 2 (equation 15) lowers the mean loss in
     the hull of the clients' loss gradients and that of ``SM(g')``, without a rise of any loss or of ``SM(g')``.
 
-    Budgets are kept by a differentiable surrogate of the disparity. The disparity itself may be larger: a fit ends with
-    a line that has both beside the budgets, and warns where the disparity on the training data is above its budget.
-
-    Degenerate cases. A client whose disparity is undefined counts with its loss only, and in the log under
-    ``without_group``; if all disparities are undefined, the round is unconstrained. A budget of 0 is hardly ever met,
-    so stage 1 keeps to equation 13. Where rounding leaves the linear program of stage 2 without a solution, the
-    shortest vector of the hull takes over, and the report is flagged. If all rows are zero, so is the step; it is
-    flagged and no state changes.
+    Budgets are kept by a differentiable surrogate of the disparity, which may be larger itself: a fit ends with a line
+    about both. A client whose disparity is undefined counts with its loss only. Where rounding leaves the linear
+    program of stage 2 without a solution, the shortest vector of the hull takes over, and the report is flagged. If all
+    rows are zero, so is the step; it is flagged and no state changes.
 
     Args:
         budget: ``eps``, one number for all clients or one per client by id; ``None`` constrains nothing (appendix F.1,

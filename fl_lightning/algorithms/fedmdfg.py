@@ -35,14 +35,12 @@ class FedMDFG(RemembersRows):
 
     Rows are the learning rate times a gradient, so a step length ``a`` of the paper is ``a / eta`` here.
 
-    Degenerate cases. Clients whose row is zero, or 1e-8 times shorter than the median, are dropped for the round. The
-    fair row is left out for one client and for equal losses. With linearly dependent rows it can make the direction
-    zero although all clients agree on one, against the paper's Theorem 1. So a zero direction (1e-4 times shorter than
-    the rows, or with a slope that rounding could turn around) is tried again without the fair row, then without
-    remembered rows, and the report is flagged. If nothing helps, if all rows or the learning rate are zero, or if no
-    trial of the line search has finite losses, the step is zero, flagged, and nothing is remembered. The report is also
-    flagged where the direction is 100 times shorter than the mean of the rows before it is made as long, see
-    :class:`FedLF`.
+    Clients whose row is zero, or 1e-8 times shorter than the median, are dropped for the round. With linearly dependent
+    rows the fair row can make the direction zero although all clients agree on one, against the paper's Theorem 1. So a
+    zero direction is tried again without the fair row, then without remembered rows, and the report is flagged; what
+    counts as zero, and which directions are flagged as too short, :class:`FedLF` says. If nothing helps, if all rows or
+    the learning rate are zero, or if no trial of the line search has finite losses, the step is zero, flagged, and
+    nothing is remembered.
 
     Args:
         theta: angle in radians between losses and ``(1, ..., 1)`` up to which the model counts as fair.

@@ -8,6 +8,7 @@ import torch
 from algorithm_cohorts import make_cohort, switched
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis.extra.numpy import arrays
+from test_common_descent import DESCENTS
 
 from fl_lightning.algorithms import FedAvg, FedFV, FedLF, FedMDFG, FedMGDAPlus
 from fl_lightning.algorithms._shared.rows import loss_angle
@@ -34,23 +35,16 @@ def cohorts(draw, most=5, independent=False):
     return make_cohort(torch.from_numpy(rows), losses, layout=LAYOUT, lr=1.0)
 
 
-COMMON_DESCENT = {
-    "FedMGDAPlus": lambda: FedMGDAPlus(epsilon=1.0),
-    "FedMDFG": lambda: FedMDFG(theta=0.01),
-    "FedLF": FedLF,
-    "FedLF-needed": lambda: FedLF(fair_row="needed"),
-    "FedLF-raw": lambda: FedLF(reading="paper"),
-}
-ALL = {**COMMON_DESCENT, "FedAvg": FedAvg, "FedFV": lambda: FedFV(alpha=0.3), "FedMGDAPlus-near": FedMGDAPlus}
+ALL = {**DESCENTS, "FedAvg": FedAvg, "FedFV": lambda: FedFV(alpha=0.3), "FedMGDAPlus-near": FedMGDAPlus}
 every_rule = pytest.mark.parametrize("name", ALL)
-every_common_descent = pytest.mark.parametrize("name", COMMON_DESCENT)
+every_common_descent = pytest.mark.parametrize("name", DESCENTS)
 
 
 @every_common_descent
 @given(cohort=cohorts(independent=True))
 @quick
 def test_with_independent_rows_everybody_gains(name, cohort):
-    rule = COMMON_DESCENT[name]()
+    rule = DESCENTS[name]()
     step = rule.aggregate(cohort)
     assert (cohort.updates.rows @ step > 0).all()
 
