@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Iterable
 from itertools import repeat
@@ -17,16 +16,7 @@ from torch.amp import GradScaler
 
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.lightning.module.generators import GENERATORS, generator_state, put_generator_state
-from fl_lightning.lightning.module.values import (
-    LARGE,
-    LIBRARIES,
-    OF_TORCH,
-    OTHERS,
-    SYSTEM,
-    is_equal,
-    same_numbers,
-    slots_of,
-)
+from fl_lightning.lightning.module.values import LARGE, OTHERS, is_equal, is_followed, runs_on, same_numbers, slots_of
 
 Edit = tuple[str, list[Any]]
 """What has happened to an object: ``"bound", [name, value]`` and ``"gone", [name]`` of attributes, items ``"added"`` to
@@ -264,7 +254,6 @@ def objects_in(value: Any, name: str, path: str = "", of_data: bool = False) -> 
         result = value.grad_fn is not None or (value.is_inference() and not torch.is_inference_mode_enabled())
         fixed = result or value.is_meta or value.is_quantized
         return [] if fixed else [(Constant if of_data else _Numbers)(value, name, path)]
-    home = type(value).__module__.partition(".")[0]
     kind: type[Object] | None = None
     if isinstance(value, (list, deque, dict, set)):
         kind = Constant if of_data and len(value) > LARGE // 100 else _Items
@@ -274,10 +263,10 @@ def objects_in(value: Any, name: str, path: str = "", of_data: bool = False) -> 
         kind = _Generator
     elif isinstance(value, GradScaler):
         kind = _Scaler
-    elif hasattr(value, "__next__") or home in SYSTEM or isinstance(value, (bytearray, array)):
+    elif runs_on(value):
         return None
     found: list[Object] = [] if kind is None else [kind(value, name, path)]
-    if home in LIBRARIES and not isinstance(value, OF_TORCH):
+    if not is_followed(value):
         return found
     return [*found, Attributes(value, name, path)] if hasattr(value, "__dict__") or slots_of(type(value)) else found
 

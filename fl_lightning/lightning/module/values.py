@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import enum
+from array import array
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MemberDescriptorType, ModuleType
 from typing import Any
@@ -28,18 +29,29 @@ OTHERS = (
     type,
 )  # fmt: skip
 """What a module refers to and does not own."""
-OF_TORCH = (Optimizer, LRScheduler, nn.Module, *OF_DATA)
+_OF_TORCH = (Optimizer, LRScheduler, nn.Module, *OF_DATA)
 """What of torch is looked into like people's own objects."""
-LIBRARIES = frozenset(
+_LIBRARIES = frozenset(
     ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities", "torchmetrics",
      "fl_lightning", "weakref", "logging", "re", "functools", "_thread", "threading")
 )  # fmt: skip
 """Other objects of theirs are looked into only if they are tensors, generators or containers."""
-SYSTEM = frozenset(
+_SYSTEM = frozenset(
     ("io", "_io", "socket", "multiprocessing", "concurrent", "asyncio", "subprocess", "sqlite3", "mmap", "_queue")
 )
 """Their objects stand for something outside the process's own memory, or hide what they hold."""
 LARGE = 2**20  # bytes of an array, and hundredfold items of a list, that are constant if only a data set leads to them
+
+
+def is_followed(value: object) -> bool:
+    """Whether its attributes are looked into."""
+    return type(value).__module__.partition(".")[0] not in _LIBRARIES or isinstance(value, _OF_TORCH)
+
+
+def runs_on(value: object) -> bool:
+    """Whether nobody can put it back: iterators, open files, bytes that change."""
+    home = type(value).__module__.partition(".")[0]
+    return hasattr(value, "__next__") or home in _SYSTEM or isinstance(value, (bytearray, array))
 
 
 _SLOTS: dict[type, tuple[str, ...]] = {}
