@@ -63,6 +63,13 @@ def set_buffers(module, values):
         value.copy_(values[name])
 
 
+def work_of(module, num_samples, lr=None, client_id=0, **more):
+    """A client's work at the module's present parameters."""
+    layout = ParamLayout.from_module(module)
+    parameters = layout.parameters(module)
+    return LocalWork(client_id, 0, module, layout, parameters, layout.flatten(parameters), num_samples, lr, **more)
+
+
 class Rounds:
     """Runs a method's two halves over clients; buffers stay the global ones, as with ``buffers="global"``."""
 

@@ -99,41 +99,19 @@ def test_a_vector_of_another_length_is_no_row():
 
 
 def test_what_a_rule_of_somebody_else_does_not_say_is_not_known():
-    class Changed(fl.FedAvg):
-        def aggregate(self, cohort):
-            return super().aggregate(cohort)
+    def aggregate(self, cohort):
+        return cohort.updates.rows[0] / cohort.updates.rows[0].norm()
 
-    class Shown(fl.FedLF):
-        def evaluation_params(self, params):
-            return params * 2
+    def subclass(*bases, **said):
+        return type("Theirs", bases, said)
 
-    class Renamed(fl.FedAvg):
-        pass
-
-    class Committing(fl.ClientRule):
-        def commit(self, cohort):
-            pass
-
-    class Training(fl.ClientRule):
-        def begin_client(self, work):
-            pass
-
-    class Normed:
-        def aggregate(self, cohort):
-            return cohort.updates.rows[0] / cohort.updates.rows[0].norm()
-
-    class Mixed(Normed, fl.FedAvg):
-        pass
-
-    class Again(PastTheDoor):
-        def aggregate(self, cohort):
-            return super().aggregate(cohort)
-
-    class Says(Changed):
-        columnwise = True
-
-    assert not any(kind.columnwise for kind in (Changed, Shown, Committing, Mixed, Again))
-    assert all(kind.columnwise for kind in (Renamed, Training, Says))
+    changed, normed = subclass(fl.FedAvg, aggregate=aggregate), type("Normed", (), {"aggregate": aggregate})
+    shown = subclass(fl.FedLF, evaluation_params=lambda self, params: params * 2)
+    committing = subclass(fl.ClientRule, commit=lambda self, cohort: None)
+    mixed, again = subclass(normed, fl.FedAvg), subclass(PastTheDoor, aggregate=aggregate)
+    assert not any(kind.columnwise for kind in (changed, shown, committing, mixed, again))
+    training = subclass(fl.ClientRule, begin_client=lambda self, work: None)
+    assert all(kind.columnwise for kind in (subclass(fl.FedAvg), training, subclass(changed, columnwise=True)))
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if overrides(RULES[name]().client_rule(), "commit")])

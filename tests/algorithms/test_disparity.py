@@ -8,13 +8,13 @@ from itertools import permutations
 import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows
+from client_rounds import work_of
 from cohort_families import LAYOUT
 from torch import nn
 
-from fl_lightning.algorithms import FairReg, LocalWork
+from fl_lightning.algorithms import FairReg
 from fl_lightning.algorithms._shared.disparity import Disparities
 from fl_lightning.algorithms.groups import group_scores
-from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.updates import UpdateMatrix
 
 LR, SHARPNESS = 0.3, 4.0
@@ -40,18 +40,15 @@ def people(count=40, seed=0, dtype=torch.float64, num_groups=2):
 def measure(data, notion, batch=7, module=None, rule=None, num_groups=2):
     torch.manual_seed(0)
     module = module or Judge()
-    layout = ParamLayout.from_module(module)
-    parameters = layout.parameters(module)
-    params = layout.flatten(parameters)
 
     def batches():
         yield from ((part, len(part[0])) for part in zip(*(column.split(batch) for column in data), strict=True))
 
-    work = LocalWork(3, 0, module, layout, parameters, params, len(data[0]), LR, batches=batches)
+    work = work_of(module, len(data[0]), LR, client_id=3, batches=batches)
     rule = rule or Disparities("FCFL", notion, SHARPNESS, num_groups)
     rule.begin_client(work)
     report = rule.end_client(work)
-    return module, layout, report.extras["disparity"], report.companions["disparity"]
+    return module, work.layout, report.extras["disparity"], report.companions["disparity"]
 
 
 def formula(module, layout, data, notion):

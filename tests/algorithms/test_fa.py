@@ -3,12 +3,13 @@ import numpy as np
 import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows
+from client_rounds import work_of
 from scipy.optimize import linprog
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import fl_lightning as fl
-from fl_lightning.algorithms import FA, LocalWork
+from fl_lightning.algorithms import FA
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage import rule_state
 
@@ -39,10 +40,7 @@ def run(rule, data, batch=1000):
     """One client's pass; returns the terms of its batches and what it reports."""
     torch.manual_seed(0)
     module = Judge()
-    layout = ParamLayout.from_module(module)
-    parameters = layout.parameters(module)
-    params = layout.flatten(parameters)
-    work = LocalWork(0, 0, module, layout, parameters, params, len(data[0]), 0.1)
+    work = work_of(module, len(data[0]), 0.1)
     client = rule.client_rule()
     client.begin_client(work)
     assert client.shape_loss(work, torch.tensor(3.0)) == 0

@@ -4,10 +4,10 @@ import copy
 import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows
-from client_rounds import Net, Rounds, client_data, flat
+from client_rounds import Net, Rounds, client_data, flat, work_of
 from support import Manual, fresh
 
-from fl_lightning.algorithms import EAGLE, Ditto, FedISM, LocalWork
+from fl_lightning.algorithms import EAGLE, Ditto, FedISM
 from fl_lightning.core.layout import ParamLayout
 
 RHO, ALPHA, LR = 0.3, 0.4, 0.1
@@ -68,19 +68,16 @@ def test_local_training_and_sharpness_equal_deep_copies(alpha):
 def corrected(batches):
     """The gradient of one step that takes these batches."""
     net = Net(norm=False)
-    layout = ParamLayout.from_module(net)
-    parameters = layout.parameters(net)
-    work = LocalWork(
-        0, 0, net, layout, parameters, layout.flatten(parameters), 12, own_loss=lambda batch, index: net.loss(batch),
-        batches=lambda: ((batch, len(batch[1])) for batch in batches), window=len(batches),
-    )  # fmt: skip
+    pairs = [(batch, len(batch[1])) for batch in batches]
+    own_loss = lambda batch, index: net.loss(batch)  # noqa: E731
+    work = work_of(net, 12, own_loss=own_loss, batches=lambda: iter(pairs), window=len(batches))
     rule = FedISM(RHO, ALPHA).client_rule()
     rule.begin_client(work)
     for index, batch in enumerate(batches):
         rule.begin_batch(work, batch, index)
         (net.loss(batch) / len(batches)).backward()
     rule.correct_gradients(work)
-    return layout.flatten([parameter.grad for parameter in parameters])
+    return work.layout.flatten([parameter.grad for parameter in work.parameters])
 
 
 def test_batches_of_one_step_count_as_one_batch():
