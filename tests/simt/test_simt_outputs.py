@@ -84,7 +84,7 @@ def test_coefficients_of_many_layers_arrive_in_few_launches(simt, driver, launch
 HARM = {
     "one NaN": lambda rows: rows[1, 700].fill_(torch.nan),
     "a row of NaN": lambda rows: rows[1].fill_(torch.nan),
-    "one infinity": lambda rows: rows[1, 2300].fill_(torch.inf),
+    "one infinity": lambda rows: rows[1, 1300].fill_(torch.inf),
     "a row of infinities": lambda rows: rows[1].fill_(torch.inf),
     "both": lambda rows: (rows[0, 300].fill_(-torch.inf), rows[2, 301].fill_(torch.nan)),
     "every row": lambda rows: rows.fill_(torch.nan),
@@ -102,18 +102,19 @@ HARM = {
 )
 def test_what_float32_cannot_sum_is_summed_again(simt, m, harm):
     """In the direct kernel, in tiles and on tensor cores; also beside other rows, with one step, and with itself."""
-    rows = whole_numbers(m, N, seed=m).float()
+    offsets = OFFSETS if m < 10 else OFFSETS[:8]
+    rows = whole_numbers(m, int(offsets[-1]), seed=m).float()
     HARM[harm](rows)
-    want = reference.layer_gram(rows, OFFSETS)
-    assert torch.equal(simt.layer_gram(rows, OFFSETS).nan_to_num(0.5), want.nan_to_num(0.5))
+    want = reference.layer_gram(rows, offsets)
+    assert torch.equal(simt.layer_gram(rows, offsets).nan_to_num(0.5), want.nan_to_num(0.5))
     assert not want.isfinite().all() or harm == "large"
     few = 18 if m > 32 else 4
-    cross = simt.layer_cross_gram(rows, rows[:few].clone(), OFFSETS)
+    cross = simt.layer_cross_gram(rows, rows[:few].clone(), offsets)
     assert torch.equal(cross.nan_to_num(0.5), want[:, :, :few].nan_to_num(0.5))
     for step in (1, 2):
-        dots = simt.layer_dots(rows, rows[step].clone(), OFFSETS)
+        dots = simt.layer_dots(rows, rows[step].clone(), offsets)
         assert torch.equal(dots.nan_to_num(0.5), want[:, :, step].nan_to_num(0.5))
-    squares = simt.layer_squares(rows, OFFSETS)
+    squares = simt.layer_squares(rows, offsets)
     assert torch.equal(squares.nan_to_num(0.5), want.diagonal(dim1=1, dim2=2).nan_to_num(0.5))
 
 
