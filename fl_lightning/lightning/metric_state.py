@@ -203,7 +203,7 @@ def gives_one_class(metric: Any) -> bool:
 def updates_of(metric: Metric) -> int:
     """How often a metric and those that it wraps were updated since they were emptied."""
     parts = [part for _, part in submodules(metric) if isinstance(part, Metric) and not isinstance(part, _HOLDERS)]
-    return sum(part._update_count for part in parts)
+    return sum(getattr(part, "_num_vals_seen", part._update_count) for part in parts)  # Running counts apart
 
 
 def last_value(metric: Metric) -> Any:

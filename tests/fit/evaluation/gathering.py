@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from support import CLASSES, Blobs, Classifier, blobs
 from torch import nn
 from torch.utils.data import DataLoader
-from torchmetrics import MaxMetric, MeanMetric, Metric, MetricCollection, MinMaxMetric, PearsonCorrCoef
+from torchmetrics import MaxMetric, MeanMetric, Metric, MetricCollection, MinMaxMetric, PearsonCorrCoef, RunningMean
 from torchmetrics.classification import (
     MulticlassAccuracy,
     MulticlassConfusionMatrix,
@@ -323,12 +323,13 @@ class HandMade(Metric):
 class Wrappers(Gathers):
     """Metrics whose states no rule joins, logged as objects and as values; one remembers earlier evaluations."""
 
-    MEANS = ("acc", "raw", "pearson")
+    MEANS = ("acc", "raw", "pearson", "running")
 
     def start(self):
-        self.best, self.pearson, self.own, self.kept = (
+        self.best, self.pearson, self.running, self.own, self.kept = (
             MinMaxMetric(accuracy()),
             PearsonCorrCoef(),
+            RunningMean(2),
             HandMade(),
             HandMade(),
         )
@@ -337,7 +338,8 @@ class Wrappers(Gathers):
         self.best.update(logits, y)
         self.pearson.update(logits.amax(1), y.float())
         self.own.update(logits, y)
-        self.log("pearson", self.pearson)
+        self.running.update(logits.amax())
+        self.log_dict({"pearson": self.pearson, "running": self.running})
 
     def end(self):
         self.kept.update(torch.eye(CLASSES), torch.arange(CLASSES))
