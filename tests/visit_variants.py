@@ -154,6 +154,11 @@ def _adam(self):
     _second(self, torch.optim.Adam, lr=0.05)
 
 
+def _hidden(self):
+    self.hidden = [nn.Parameter(torch.ones(1))]
+    self.second = torch.optim.SGD(self.hidden, lr=0.1)
+
+
 def _schedule(self):
     _second(self)
     self.schedule = torch.optim.lr_scheduler.StepLR(self.second, 1, 0.7)
@@ -223,6 +228,11 @@ class Kept:
     def changes_an_array(self, x, a=lambda: np.ones(4)):
         self.a[2] *= 0.98
         return float(self.a[2])
+
+    def resizes_an_array(self, x, a=lambda: np.ones(1)):
+        self.a.resize(len(self.a) + 1, refcheck=False)
+        self.a[-1] = 0.98 * self.a[-2]
+        return float(self.a[-1])
 
     def changes_an_array_of_objects(self, x, a=lambda: np.array([[1.0], None], dtype=object)):
         self.a[0][0] *= 0.98
@@ -435,6 +445,13 @@ class Kept:
 
     def steps_a_second_adam(self, x, start=_adam):
         return _steps(self, x)
+
+    def gathers_gradients_in_short_batches(self, x, start=_hidden):
+        if len(x) == 10:
+            self.second.zero_grad()
+        (self.hidden[0] * x.detach()).square().mean().backward()
+        self.second.step()
+        return 1 + 0.1 * self.hidden[0].detach()
 
     def steps_a_schedule(self, x, start=_schedule):
         scale = _steps(self, x)

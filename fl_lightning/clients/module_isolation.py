@@ -79,6 +79,9 @@ class ModuleIsolation:
         if not self._pinned:
             self.take_snapshot()
         self._in_visit, self._changed = True, None
+        for _, tensor in self.snapshot.tensors:
+            if tensor.is_leaf and tensor.requires_grad:
+                tensor.grad = None  # of another client, for an optimizer of the module's own
         self._metric_states = {name: (metric, MetricState(metric)) for name, metric in self.snapshot.joined.items()}
         for metric, _ in self._metric_states.values():  # of all, before the first is emptied: some may share states
             metric.reset()

@@ -154,6 +154,7 @@ class Gathers(L.LightningModule):
         if batch_idx == 0:
             self.starts.append((self.count, len(self.seen), float(self.sizes.compute())))
         self.count += 1
+        self.w.steps = getattr(self.w, "steps", 0) + 1
         self.latest = float(batch[0][0, 0])
         self.seen.append(self.latest)
         self.by_name.setdefault("first", []).append(self.latest)
@@ -174,7 +175,8 @@ def test_outcomes_are_joined_in_the_order_of_the_cohort(executor):
     firsts = [float(data.samples.tensors[0][i, 0]) for i in (0, 10, 12, 21, 31, 41)]  # two, one and three batches
     assert module.seen == 2 * firsts
     assert module.by_name["first"] == firsts[3:] + firsts  # first that of the largest client, which nobody had before
-    assert (module.count, module.latest) == (6, firsts[-1])  # three steps of the largest client in each round
+    # Three steps of the largest client in each round.
+    assert (module.count, module.w.steps, module.latest) == (6, 6, firsts[-1])
     assert list(module.last) == [9, 10, 10, 3]
     assert module.sizes.compute() == 88
     assert module.starts == 3 * [(0, 0, 0.0)] + 3 * [(3, 6, 0.0)]

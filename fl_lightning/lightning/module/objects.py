@@ -178,8 +178,6 @@ class _Numbers(Object):
             (tensor.data if tensor.layout == torch.strided else tensor).copy_(content)
         else:
             tensor.data = content.clone()
-        if tensor.is_leaf and tensor.requires_grad:
-            tensor.grad = None  # what an optimizer of its own has used
 
 
 class _Array(Object):
@@ -192,6 +190,8 @@ class _Array(Object):
         return bool(self.value.shape == self.content.shape and self.value.tobytes() == self.content.tobytes())
 
     def put(self, content: Any) -> None:
+        if self.value.shape != content.shape:
+            self.value.resize(content.shape, refcheck=False)
         self.value[...] = content
 
     def parts(self) -> Iterable[tuple[Any, str, str]]:

@@ -193,6 +193,7 @@ class ModuleSnapshot(Snapshot):
         outside = [(name, part) for name, part in submodules(module) if id(part) not in inside]
         # Collections find out which of their metrics have the same states, once for all.
         self._add(*(Part(part, name) for name, part in outside if not isinstance(part, MetricCollection)))
+        self._add(*(Attributes(parameter, name) for name, parameter in module.named_parameters()))
         for name, metric in self.joined.items():
             self._add_beside_states(metric, name)
         self._add_tables({f"{name}." if name else "": part for name, part in outside})
