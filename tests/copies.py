@@ -45,6 +45,7 @@ class Copied(subprocess.Popen[str]):
 
     def _run(self, command: Sequence[str], environment: Mapping[str, str] | None) -> None:
         _close_pipes()
+        gc.freeze()  # else the first collections go through all that was there
         gc.enable()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         code = 1

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, classification
 from torchmetrics.utilities import dim_zero_cat, dim_zero_max, dim_zero_mean, dim_zero_min, dim_zero_sum, prints
-from torchmetrics.wrappers import ClasswiseWrapper, MultioutputWrapper, MultitaskWrapper
+from torchmetrics.wrappers import ClasswiseWrapper, MultioutputWrapper, MultitaskWrapper, Running
 
 from fl_lightning.core.modules import submodules
 from fl_lightning.metrics.by_group import ByGroup
@@ -203,7 +203,7 @@ def gives_one_class(metric: Any) -> bool:
 def updates_of(metric: Metric) -> int:
     """How often a metric and those that it wraps were updated since they were emptied."""
     parts = [part for _, part in submodules(metric) if isinstance(part, Metric) and not isinstance(part, _HOLDERS)]
-    return sum(getattr(part, "_num_vals_seen", part._update_count) for part in parts)  # Running counts apart
+    return sum(part._num_vals_seen if isinstance(part, Running) else part._update_count for part in parts)
 
 
 def last_value(metric: Metric) -> Any:

@@ -12,13 +12,14 @@ from house import room, syntax
 from support import Classifier
 from test_house import MODULES
 from torchmetrics import SumMetric
+from torchmetrics.wrappers import Running
 
 from fl_lightning.lightning.loop_parts import CONTRACT
 from fl_lightning.lightning.names import lightning_module
 
 NO_NAMES = {
-    "_fields", "_replace", "_exit", "_is_protocol", "_io", "_thread", "_logger", "_lives_on_device", "_batch_start",
-    "_batch_end", "_epoch_end", "_epoch", "_dataloader", "_dataloaders", "_orig", "_hparams", "_queue",
+    "_fields", "_replace", "_asdict", "_exit", "_is_protocol", "_io", "_thread", "_logger", "_lives_on_device",
+    "_batch_start", "_batch_end", "_epoch_end", "_epoch", "_dataloader", "_dataloaders", "_orig", "_hparams", "_queue",
     "_hooks_with_kwargs", "_hooks_always_called",
 }  # fmt: skip
 """Of Python, of this package, and strings that begin or end alike."""
@@ -37,6 +38,7 @@ def of_torch():
         (torch.nn.Parameter(torch.zeros(1)), "_backward_hooks", "_post_accumulate_grad_hooks"),
         (torch.nn.modules.batchnorm, "_BatchNorm"),
         (import_module("torch.optim.optimizer"), "_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"),
+        (torch.amp.GradScaler("cpu"), "_per_optimizer_states"),
         (optimizer, "_opt_called", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"),
     ]
 
@@ -55,6 +57,7 @@ def of_others():
         (lightning_module("loops.evaluation_loop")._EvaluationLoop, "_is_sequential"),
         (results, "_ResultCollection", "_ResultMetric", "_Sync"),
         (results._Sync(), "_should"),
+        (Running(SumMetric()), "_num_vals_seen"),
         (results._Metadata("fx", "name"), "_sync"),
     ]
 

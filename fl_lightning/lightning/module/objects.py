@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
 from itertools import repeat
@@ -23,7 +24,7 @@ Edit = tuple[str, list[Any]]
 the end, or the ``"whole"`` content, in a list of one."""
 
 
-class Object:
+class Object(ABC):
     """One object and what it held when it was looked at.
 
     ``name`` is the module's attribute that leads to it, and ``path`` the way to it from there.
@@ -44,9 +45,9 @@ class Object:
         """Whether it holds what it held; objects in it are looked at by themselves."""
         return bool(self.read() == self.content)
 
+    @abstractmethod
     def put(self, content: Any) -> None:
         """Lets it hold what :meth:`read` returned."""
-        raise NotImplementedError
 
     def restore(self) -> None:
         """Lets it hold what it held."""
@@ -233,7 +234,7 @@ class Constant(Object):
         """A mark of its changes."""
         return self.value._version if isinstance(self.value, Tensor) else len(self.value)
 
-    def restore(self) -> None:
+    def put(self, content: Any) -> None:
         """Nobody knows what it held."""
         self.content = self.read()
         raise ModuleError(
