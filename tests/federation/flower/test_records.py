@@ -101,7 +101,7 @@ def test_an_evaluation_is_of_the_client_the_round_and_the_stage():
 @pytest.mark.filterwarnings("ignore:what training gathers in Together goes to the server")
 @pytest.mark.filterwarnings("ignore:.*treespec")
 def test_what_a_module_keeps_is_the_same_behind_the_wire():
-    names = ["keeps_the_last_few", "draws_from_numpy", "keeps_a_named_tuple", "changes_an_array", "counts_deep_inside"]
+    names = ["keeps_the_last_few", "draws_from_numpy", "changes_an_array", "counts_deep_inside"]
     x, ends = torch.randn(20, WIDTH), []
     for wired in (False, True):
         strategy = fl.FederatedStrategy()
@@ -116,7 +116,6 @@ def test_what_a_module_keeps_is_the_same_behind_the_wire():
         ends.append(server.module)
     plain, arrived = (module.parts for module in ends)
     assert list(plain["keeps_the_last_few"].seen) == list(arrived["keeps_the_last_few"].seen)
-    assert plain["keeps_a_named_tuple"].pair == arrived["keeps_a_named_tuple"].pair
     assert plain["draws_from_numpy"].g.random() == arrived["draws_from_numpy"].g.random()
     assert plain["changes_an_array"].a.tolist() == arrived["changes_an_array"].a.tolist()
     assert plain["counts_deep_inside"].nested == arrived["counts_deep_inside"].nested
