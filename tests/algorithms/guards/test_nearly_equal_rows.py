@@ -4,7 +4,7 @@
 import pytest
 import torch
 from algorithm_cohorts import make_cohort
-from test_papers import paper_choice, paper_scores
+from test_guards_of_papers import paper_choice, paper_scores
 
 from fl_lightning import guards
 from fl_lightning.core.layout import ParamLayout
